@@ -1,0 +1,95 @@
+"""Loads the part of a transformer that one pipeline stage owns, straight from the safetensors files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import WanTransformer3DModel
+from diffusers.models.transformers.transformer_wan import WanRotaryPosEmbed
+from safetensors import safe_open
+
+from wanref.checkpoint import CheckpointError
+
+_FIRST_ONLY = ("patch_embedding",)
+_LAST_ONLY = ("scale_shift_table", "proj_out", "norm_out")
+
+
+def load_transformer(
+    folder: Path,
+    config: Mapping[str, Any],
+    blocks: range,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> WanTransformer3DModel:
+    """A `WanTransformer3DModel` that holds only `blocks`, renumbered from 0.
+
+    The patch embedding is loaded with the first block, the output head with the last; elsewhere they stay on the meta
+    device, so that using them fails loudly. Parameters get the dtypes of `from_pretrained(torch_dtype=dtype)`: what
+    diffusers keeps in float32 stays there. Raises CheckpointError for a missing, left-over or misshapen tensor.
+    """
+    layers = config["num_layers"]
+    own_config = {key: value for key, value in config.items() if not key.startswith("_")}
+    with torch.device("meta"):
+        model = WanTransformer3DModel(**{**own_config, "num_layers": len(blocks)})
+    model.rope = WanRotaryPosEmbed(
+        model.config.attention_head_dim, model.config.patch_size, model.config.rope_max_seq_len
+    )
+    absent = (() if blocks.start == 0 else _FIRST_ONLY) + (() if blocks.stop == layers else _LAST_ONLY)
+    wanted = [name for name in model.state_dict() if name.partition(".")[0] not in absent]
+    on_disk = {name: _global_name(name, blocks.start) for name in wanted}
+    tensors = _read(folder, on_disk, lambda name: _dtype_of(name, dtype), device)
+    for name, tensor in tensors.items():
+        expected = model.get_parameter(name).shape
+        if tensor.shape != expected:
+            raise CheckpointError(
+                f"{folder}: {on_disk[name]} is {list(tensor.shape)}, its config asks for {list(expected)}."
+            )
+    model.load_state_dict(tensors, strict=False, assign=True)
+    model.rope.to(device)
+    return model.eval().requires_grad_(False)
+
+
+def _global_name(name: str, first_block: int) -> str:
+    if not name.startswith("blocks."):
+        return name
+    _, index, rest = name.split(".", 2)
+    return f"blocks.{int(index) + first_block}.{rest}"
+
+
+def _dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
+    keep = WanTransformer3DModel._keep_in_fp32_modules
+    return torch.float32 if any(part in keep for part in name.split(".")) else dtype
+
+
+def _read(
+    folder: Path, names: Mapping[str, str], dtype_of: Callable[[str], torch.dtype], device: torch.device
+) -> dict[str, torch.Tensor]:
+    files = _files_by_tensor(folder)
+    missing = sorted(name for name in names.values() if name not in files)
+    if missing:
+        raise CheckpointError(
+            f"{folder} is incomplete: no weights for {', '.join(missing[:5])} ({len(missing)} missing)."
+        )
+    tensors: dict[str, torch.Tensor] = {}
+    for file in sorted({files[name] for name in names.values()}):
+        with safe_open(file, framework="pt", device="cpu") as weights:
+            for local, name in names.items():
+                if files[name] == file:
+                    # A copy of its own: aligned, and not a view of a file that may change while the engine lives.
+                    tensors[local] = weights.get_tensor(name).to(device=device, dtype=dtype_of(local), copy=True)
+    return tensors
+
+
+def _files_by_tensor(folder: Path) -> dict[str, Path]:
+    for index in folder.glob("*.safetensors.index.json"):
+        return {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+    files: dict[str, Path] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt", device="cpu") as weights:
+            files.update(dict.fromkeys(weights.keys(), file))
+    return files
