@@ -29,7 +29,7 @@ test: lint ## lint, types, the cpu tests, and the gpu tests in rehearsal on the 
 	$(CPU_PYTEST) -m gpu --rehearse --junitxml artifacts/junit/rehearsal.xml
 
 demo: $(STAMP) ## generate videos in every topology and compare them; see artifacts/demo
-	$(BIN)/python -m fixtures.demo --artifacts artifacts/demo
+	$(BIN)/python -m suites.demo --artifacts artifacts/demo
 
 bench: $(STAMP) ## measure against diffusers; see artifacts/bench.json
 	$(BIN)/python -m suites.bench --output artifacts/bench.json

@@ -6,11 +6,12 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from wanref.digest import file_digest
 
 Expert = Literal["high", "low"]
 
@@ -23,7 +24,7 @@ _OTHER_KINDS = {
     "WanVideoToVideoPipeline": "video-to-video",
     "WanAnimatePipeline": "Wan-Animate",
 }
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 
 
 class CheckpointError(ValueError):
@@ -75,8 +76,10 @@ class Checkpoint:
         return next(iter(self.experts.values()))
 
     @property
-    def flow_shift(self) -> float:
-        return float(self.scheduler.get("flow_shift", self.scheduler.get("shift", 1.0)))
+    def flow_shift(self) -> float | None:
+        """What the scheduler's config names: `shift` for Euler, `flow_shift` for the others."""
+        shift: float | None = self.scheduler.get("flow_shift", self.scheduler.get("shift"))
+        return shift
 
     @property
     def latent_scale(self) -> tuple[int, int]:
@@ -105,7 +108,7 @@ def open_checkpoint(source: str | os.PathLike[str]) -> Checkpoint:
     that wanref does not run (naming it), incomplete, or without safetensors weights.
     """
     path = Path(source)
-    if not path.is_dir():
+    if not os.fspath(source) or not path.is_dir():  # an unset shell variable must not mean the current folder
         path = _from_hub(os.fspath(source))
     index = _read_json(path / "model_index.json")
     _refuse_other_kinds(path, index)
@@ -120,9 +123,10 @@ def open_checkpoint(source: str | os.PathLike[str]) -> Checkpoint:
             f"{path} has neither expert: its model_index.json names no 'transformer' and no 'transformer_2'."
         )
     for component in ("text_encoder", "vae"):
+        _refuse_quantised(component, _read_json(path / component / "config.json"))
         _require_safetensors(path / component)
+    _read_json(path / "tokenizer" / "tokenizer_config.json")
     _require_same_architecture(path, experts)
-    size = path / "wanref.json"
     return Checkpoint(
         path=path,
         name=os.fspath(source),
@@ -132,25 +136,8 @@ def open_checkpoint(source: str | os.PathLike[str]) -> Checkpoint:
         scheduler=_read_json(path / "scheduler" / "scheduler_config.json"),
         vae=_read_json(path / "vae" / "config.json"),
         text_classes=(index["tokenizer"][1], index["text_encoder"][1]),
-        size=Size(**_read_json(size)["size"]) if size.is_file() else None,
+        size=_recommended_size(path / "wanref.json"),
     )
-
-
-def file_digest(file: Path) -> str:
-    """SHA-256 of a file, remembered under the user's cache folder by its path, size and time of change."""
-    stat = file.stat()
-    key = f"{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    memo = root / "wanref" / "digests" / hashlib.sha256(key.encode()).hexdigest()
-    if memo.is_file():
-        return memo.read_text()
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    memo.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=memo.parent, delete=False) as draft:
-        draft.write(digest)
-    os.replace(draft.name, memo)
-    return digest
 
 
 def _from_hub(source: str) -> Path:
@@ -159,13 +146,20 @@ def _from_hub(source: str) -> Path:
             f"checkpoint {source!r} is neither a folder nor a hub id 'org/name' or 'org/name@revision'."
         )
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+    )
 
     repository, _, revision = source.partition("@")
     try:
         return Path(
             snapshot_download(repository, revision=revision or None, ignore_patterns=["*.bin", "*.pt", "*.pth"])
         )
+    except HFValidationError as error:
+        raise CheckpointError(f"checkpoint {source!r} is neither a folder nor a hub id: {error}") from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError) as error:
         command = f"hf download {repository}" + (f" --revision {revision}" if revision else "")
         raise CheckpointError(
@@ -181,11 +175,20 @@ def _read_json(file: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{file.parent} is not a complete checkpoint in diffusers layout: {file} is missing."
         ) from None
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file} is not valid JSON: {error}.") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{file} holds {type(content).__name__}, not a JSON object.")
     return content
+
+
+def _recommended_size(file: Path) -> Size | None:
+    if not file.is_file():
+        return None
+    size = _read_json(file).get("size")
+    if not isinstance(size, dict) or set(size) != {"height", "width", "frames"}:
+        raise CheckpointError(f"{file}: size={size!r} is not accepted: give height, width and frames.")
+    return Size(**size)
 
 
 def _is_present(index: Mapping[str, Any], component: str) -> bool:
@@ -218,7 +221,11 @@ def _refuse_other_transformers(folder: str, config: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{folder} is {name!r}, not 'WanTransformer3DModel'.")
     if config.get("image_dim") is not None or config.get("added_kv_proj_dim") is not None:
         raise CheckpointError(f"{folder} is conditioned on images (I2V): not run yet.")
-    if "quantization_config" in config:
+    _refuse_quantised(folder, config)
+
+
+def _refuse_quantised(folder: str, config: Mapping[str, Any]) -> None:
+    if config.get("quantization_config") is not None:
         method = config["quantization_config"].get("quant_method", "unnamed")
         raise CheckpointError(f"{folder} is quantised ({method}): not run yet. Give the unquantised checkpoint.")
 

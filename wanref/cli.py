@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from wanref.checkpoint import EXPERT_FOLDERS, open_checkpoint
@@ -18,6 +19,7 @@ from wanref.resolver import resolve
 
 app = typer.Typer(
     help="A reference Wan 2.1 / 2.2 video pipeline: plain, exact, the same bytes in every topology.",
+    epilog="Example: `wanref generate fixtures/micro --prompt 'a red circle moving left' --output circle.mp4`",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -72,7 +74,7 @@ def generate(
     from wanref.topology import parse_topology
 
     with _usage_errors():
-        kind = output_kind(output)
+        kind = output_kind(output, len(prompt) * videos_per_prompt)
         request = Request(
             prompt=prompt,
             negative_prompt=negative_prompt,
@@ -89,12 +91,14 @@ def generate(
             videos_per_prompt=videos_per_prompt,
             output_type="latent" if kind == "latent" else "video",
         )
-        defaults = EngineDefaults(flow_shift_by_steps=flow_shift_by_steps)
-        # Refused here, a bad request costs no import of torch and no start of ranks.
-        resolve(request, defaults, open_checkpoint(checkpoint))
+        defaults = _defaults(flow_shift_by_steps, steps)
+        # Refused here, what cannot be honoured costs no import of torch and no start of ranks.
+        grid, opened = parse_topology(topology), open_checkpoint(checkpoint)
+        grid.blocks(0, opened.transformer["num_layers"])
+        resolve(request, defaults, opened)
         job = GenerateJob(
             checkpoint=checkpoint,
-            topology=parse_topology(topology),
+            topology=grid,
             request=request,
             defaults=defaults,
             dtype=dtype,
@@ -134,7 +138,7 @@ def show_schedule(
             flow_shift=flow_shift,
             scheduler=scheduler,  # type: ignore[arg-type]  # checked by resolve
         )
-        resolved = resolve(request, EngineDefaults(flow_shift_by_steps=flow_shift_by_steps), opened)
+        resolved = resolve(request, _defaults(flow_shift_by_steps, steps), opened)
         from wanref.schedule import build_schedule, make_solver
 
         schedule = build_schedule(resolved, opened, make_solver(resolved, opened))
@@ -151,7 +155,9 @@ def show_schedule(
         ]
         _print_json({"steps": rows, "split": schedule.split, "sources": _schedule_sources(resolved)})
         return
-    table = Table("step", "timestep", "sigma", "expert", "guidance", "branches", title=f"{opened.name} ({opened.kind})")
+    table = Table(
+        "step", "timestep", "sigma", "expert", "guidance", "branches", title=escape(f"{opened.name} ({opened.kind})")
+    )
     for step in schedule:
         branches = "cond, uncond" if step.guided else "cond"
         row = (step.index, f"{step.timestep:g}", f"{step.sigma:.6f}", step.expert, f"{step.guidance_scale:g}", branches)
@@ -174,9 +180,9 @@ def inspect(checkpoint: CheckpointArgument, as_json: AsJson = False) -> None:
         scheduler = {"class": opened.scheduler_class, **opened.scheduler}
         _print_json(facts | {"boundary_ratio": opened.boundary_ratio, "scheduler": scheduler, "vae": dict(opened.vae)})
         return
-    console.print(f"[bold]{opened.name}[/]: {opened.kind}, boundary_ratio {opened.boundary_ratio}")
+    console.print(f"[bold]{escape(opened.name)}[/]: {opened.kind}, boundary_ratio {opened.boundary_ratio}")
     console.print(f"identity {identity}", soft_wrap=True)
-    console.print(f"scheduler {opened.scheduler_class}, flow_shift {opened.flow_shift:g}")
+    console.print(f"scheduler {opened.scheduler_class}, flow_shift {opened.flow_shift}")
     table = Table("config", *(f"{expert} ({EXPERT_FOLDERS[expert]})" for expert in opened.experts))
     for key in opened.transformer:
         table.add_row(key, *(str(config.get(key)) for config in opened.experts.values()))
@@ -189,8 +195,15 @@ def _usage_errors() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        errors.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        errors.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
+
+
+def _defaults(flow_shift_by_steps: str | None, steps: int | None) -> EngineDefaults:
+    """The command is an engine of one request: the step count asked for is its own, and need not be 50 as well."""
+    if steps is None:
+        return EngineDefaults(flow_shift_by_steps=flow_shift_by_steps)
+    return EngineDefaults(flow_shift_by_steps=flow_shift_by_steps, steps=steps)
 
 
 def _schedule_sources(resolved: ResolvedRequest) -> dict[str, str]:

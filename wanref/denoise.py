@@ -43,7 +43,7 @@ class Job:
 
 @torch.no_grad()
 def denoise(job: Job, latents: torch.Tensor) -> torch.Tensor:
-    """Initial latents [batch, channels, frames, height, width] float32, equal on every rank, to final ones.
+    """Initial latents [batch, channels, frames, height, width] float32, equal on every rank, to final ones likewise.
 
     Every rank returns the final latents. Raises RequestAborted, on every rank at the same step.
     """
@@ -58,7 +58,7 @@ def denoise(job: Job, latents: torch.Tensor) -> torch.Tensor:
         if job.observer is not None:
             job.observer(StepEvent(job.ordinal, step))
         latents = _run_step(job, step, rotary[step.expert], latents)
-    return job.exchange.broadcast(latents, latents.shape, latents.dtype, place.topology.pp - 1)
+    return job.exchange.broadcast(latents.float(), latents.shape, torch.float32, place.topology.pp - 1)
 
 
 def _run_step(job: Job, step: Step, rotary: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
@@ -79,9 +79,10 @@ def _run_step(job: Job, step: Step, rotary: torch.Tensor, latents: torch.Tensor)
         latents = job.solver.step(prediction, job.solver.timesteps[step.index], latents, return_dict=False)[0]
         _tap(job, step, None, "scheduler", latents)
     if not place.is_first and place.is_last:
-        exchange.send(latents, latents.shape, latents.dtype, place.first)
+        # Euler hands back latents in the dtype of the prediction; they travel as float32, which holds them exactly.
+        exchange.send(latents.float(), latents.shape, torch.float32, place.first)
     if place.is_first and not place.is_last:
-        latents = exchange.receive(latents.shape, latents.dtype, place.last)
+        latents = exchange.receive(latents.shape, torch.float32, place.last)
     # Stages work on one branch while their neighbours work on the other: deliveries are waited for only here.
     exchange.drain()
     return latents

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,15 +18,28 @@ if TYPE_CHECKING:
 SUFFIXES = {".mp4": "video", ".safetensors": "latent", "": "frames"}
 """What a path's suffix asks for; a path without one names a folder of frames."""
 
+_FRAME = re.compile(r"\d{3,}\.png")
 
-def output_kind(path: Path) -> str:
-    """`video`, `latent` or `frames`. Raises ValueError for another suffix, or a folder that cannot be written."""
-    if path.suffix not in SUFFIXES:
+
+def output_kind(path: Path, count: int = 1) -> str:
+    """`video`, `latent` or `frames`.
+
+    Raises ValueError for another suffix, for a folder that is not there, and where writing `count` videos would replace
+    a folder that holds anything but frames.
+    """
+    if path.suffix not in SUFFIXES or not path.name:
         raise ValueError(
             f"output={str(path)!r} is not accepted: give NAME.mp4, NAME.safetensors for latents, or NAME for PNGs."
         )
     if not path.parent.is_dir():
         raise ValueError(f"output={str(path)!r} is not accepted: the folder {str(path.parent)!r} does not exist.")
+    for taken in filter(Path.is_dir, numbered(path, count)):
+        kept = [file.name for file in taken.iterdir() if path.suffix or not _FRAME.fullmatch(file.name)]
+        if kept:
+            raise ValueError(
+                f"output={str(path)!r} is not accepted: the folder {str(taken)!r} would be replaced, and {kept[0]!r} "
+                "in it lost. Give a new name, or a folder of frames."
+            )
     return SUFFIXES[path.suffix]
 
 

@@ -13,6 +13,10 @@ def parse_flow_shift_by_steps(value: str | Mapping[int, float]) -> dict[int, flo
     Raises ValueError, naming the entry, for an empty map, a duplicate step count, and whatever is not a step count of
     at least 1 with a finite shift above 0.
     """
+    if not isinstance(value, str | Mapping):
+        raise ValueError(
+            f"flow_shift_by_steps={value!r} is not accepted: give a mapping or a text such as '27:12,40:5'."
+        )
     entries: Iterable[tuple[object, object]] = value.items() if isinstance(value, Mapping) else _split(value)
     shifts: dict[int, float] = {}
     for steps, shift in entries:
@@ -37,7 +41,7 @@ def check_mapped(steps: int, shift_map: Mapping[int, float], what: str) -> None:
 
 
 def _split(text: str) -> Iterable[tuple[object, object]]:
-    for entry in filter(None, (part.strip() for part in text.split(","))):
+    for entry in text.split(",") if text.strip() else ():
         steps, colon, shift = entry.partition(":")
         try:
             pair = int(steps), float(shift)

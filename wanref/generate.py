@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from wanref.files import output_kind, write_each, write_frames, write_latents, write_video
 from wanref.launch import is_rank, launch
 from wanref.observe import Event, RequestEvent, StepEvent
+from wanref.option import check_choice
 from wanref.request import EngineDefaults, Request
 from wanref.topology import Topology
 
@@ -38,6 +40,12 @@ class GenerateJob:
     threads: int
     output: Path
     fps: int
+
+    def __post_init__(self) -> None:
+        # As `from_pretrained` does, but before it is imported, and torch with it.
+        check_choice("dtype", self.dtype, ("float32", "bfloat16", "float16"))
+        check_choice("vae_dtype", self.vae_dtype, ("float32", "bfloat16", "float16"))
+        check_choice("device", self.device, ("cpu", "cuda"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +72,27 @@ def run_generate(job: GenerateJob, console: Console) -> None:
             raise ValueError(report.refusal)
     for report in reports:
         if report.failure is not None:
-            Console(stderr=True).print(f"[bold red]failed:[/] {report.failure}", highlight=False, soft_wrap=True)
+            message = f"[bold red]failed:[/] {escape(report.failure)}"
+            Console(stderr=True).print(message, highlight=False, soft_wrap=True)
             raise typer.Exit(1)
     for report in reports:
         for line in report.lines:
-            console.print(line, highlight=False, soft_wrap=True)
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def generate_on_rank(job: GenerateJob) -> RankReport:
     """One rank's part."""
+    import diffusers
     import torch
+    import transformers
 
     from wanref.liveness import RankFailure
     from wanref.pipeline import WanReference
 
     torch.set_num_threads(job.threads)
+    # One bar is enough, and several ranks would write over each other's.
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
     try:
         with _progress() as progress:
             engine = WanReference.from_pretrained(
@@ -97,8 +111,10 @@ def generate_on_rank(job: GenerateJob) -> RankReport:
         return RankReport(failure=str(error))
     if output.rank != output.owner:
         return RankReport()
-    paths = _write(job, output)
-    return RankReport(lines=_lines(output, paths))
+    try:
+        return RankReport(lines=_lines(output, _write(job, output)))
+    except (OSError, ValueError) as error:  # some of PyAV's errors are ValueErrors
+        return RankReport(failure=f"could not write {job.output}: {error}")
 
 
 def _on_local_ranks(job: GenerateJob) -> list[RankReport]:

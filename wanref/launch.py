@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import uuid
 from collections.abc import Callable
@@ -49,6 +50,8 @@ def launch(entry: Callable[..., T], topology: Topology, *args: Any) -> dict[int,
         return {0: entry(*args)}
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    # torch and diffusers are imported once, by the server that the ranks are forked from, and not once a rank.
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["wanref.pipeline"])
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -58,12 +61,12 @@ def launch(entry: Callable[..., T], topology: Topology, *args: Any) -> dict[int,
         rdzv_endpoint="localhost:0",
         max_restarts=0,
         monitor_interval=0.1,
-        start_method="spawn",
+        start_method="forkserver",
     )
     results: dict[int, T] = elastic_launch(config, entry)(*args)
     return results
 
 
 def is_rank() -> bool:
-    """Whether this process was started as one of several ranks, by torchrun or by `launch`."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
+    """Whether this process was started as a rank, by torchrun, by `launch` or by hand."""
+    return "WORLD_SIZE" in os.environ

@@ -9,6 +9,8 @@ import torch
 
 from wanref.checkpoint import Checkpoint, CheckpointError, Expert
 from wanref.decoder import Decoder
+from wanref.exchange import Exchange
+from wanref.liveness import RankFailure
 from wanref.request import EngineDefaults
 from wanref.stage import Stage
 from wanref.text import TextEncoder
@@ -44,6 +46,29 @@ def load_parts(
         text_encoder=TextEncoder(checkpoint, dtype, device) if place.encodes_text else None,
         decoder=Decoder(checkpoint, vae_dtype, device) if place.decodes else None,
     )
+
+
+def load_parts_together(
+    exchange: Exchange, checkpoint: Checkpoint, experts: Sequence[Expert], dtype: torch.dtype, vae_dtype: torch.dtype
+) -> Parts:
+    """`load_parts` on every rank. Where one of several cannot load its part, every rank raises an error that names it:
+
+    CheckpointError if it is the checkpoint's fault (ValueError, OSError), else RankFailure.
+    """
+    place, parts, failure = exchange.place, None, None
+    try:
+        parts = load_parts(checkpoint, experts, place, dtype, vae_dtype, exchange.device)
+    except Exception as error:  # whatever it is, the others wait to hear of it
+        if exchange.world_size == 1:
+            raise
+        failure = error
+    note = failure and [isinstance(failure, ValueError | OSError), f"{type(failure).__name__}: {failure}"]
+    for rank, of_rank in enumerate(exchange.gather_notes(note)):
+        if of_rank is not None:
+            kind = CheckpointError if of_rank[0] else RankFailure
+            raise kind(f"rank {rank} could not load its part of {checkpoint.name}: {of_rank[1]}") from failure
+    assert parts is not None
+    return parts
 
 
 def needed_experts(checkpoint: Checkpoint, defaults: EngineDefaults) -> tuple[Expert, ...]:

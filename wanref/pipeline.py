@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -19,7 +18,7 @@ from wanref.noise import draw_noise
 from wanref.observe import Observer, RequestEvent
 from wanref.option import check_choice
 from wanref.output import Output
-from wanref.parts import Parts, load_parts, needed_experts
+from wanref.parts import Parts, load_parts_together, needed_experts
 from wanref.plan import Plan, Refused, agree_on_plan
 from wanref.request import EngineDefaults, Request, ResolvedRequest
 from wanref.resolver import resolve
@@ -84,23 +83,12 @@ class WanReference:
         grid.blocks(0, checkpoint.transformer["num_layers"])
         rank, mesh = join(grid, device)
         place = grid.place(rank)
-        target = (
-            torch.device(device, int(os.environ.get("LOCAL_RANK", "0"))) if device == "cuda" else torch.device("cpu")
-        )
+        target = torch.device(device)
+        if device == "cuda":
+            target = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(target)
         exchange = Exchange(place, mesh, target)
-        parts, refusal = None, None
-        try:
-            parts = load_parts(checkpoint, experts, place, DTYPES[dtype], DTYPES[vae_dtype], target)
-        except (ValueError, OSError) as error:
-            if grid.world_size == 1:
-                raise
-            refusal = error
-        for failed, note in enumerate(exchange.gather_notes(None if refusal is None else str(refusal))):
-            if note is not None:
-                raise CheckpointError(
-                    f"rank {failed} could not load its part of {checkpoint.name}: {note}"
-                ) from refusal
-        assert parts is not None
+        parts = load_parts_together(exchange, checkpoint, experts, DTYPES[dtype], DTYPES[vae_dtype])
         return cls(checkpoint, defaults, exchange, parts, DTYPES[dtype], observer)
 
     @property
@@ -142,7 +130,10 @@ class WanReference:
             except (Refused, RequestAborted):
                 raise
             except BaseException as error:
-                self._end(error, liveness)
+                self._failure = self._end(error, liveness)
+                if not isinstance(error, Exception):
+                    raise  # KeyboardInterrupt, SystemExit: the others are told, this process does as it was bid
+                raise RankFailure(f"{self._failure}. The engine is over on every rank; build a new one.") from error
 
     @torch.no_grad()
     def _run(self, request: Request | Sequence[Request]) -> Output:
@@ -243,12 +234,12 @@ class WanReference:
         if self.observer is not None:
             self.observer(event)
 
-    def _end(self, error: BaseException, liveness: Liveness) -> NoReturn:
-        """Several ranks: say who failed, wake the others by closing the connections, and be over."""
+    def _end(self, error: BaseException, liveness: Liveness) -> str:
+        """Find out who failed and let the others know, then wake them by closing the connections."""
         if isinstance(error, ExchangeError):
-            self._failure = liveness.diagnose()
+            failure = liveness.diagnose()
         else:
-            self._failure = liveness.report(f"rank {self.place.rank} failed: {type(error).__name__}: {error}")
+            failure = liveness.report(f"rank {self.place.rank} failed: {type(error).__name__}: {error}")
         if dist.is_initialized():
             dist.destroy_process_group()
-        raise RankFailure(f"{self._failure}. The engine is over on every rank; build a new one.") from error
+        return failure

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 OutputType = Literal["video", "latent"]
 SchedulerName = Literal["unipc", "euler", "dpm++"]
-Source = Literal["request", "engine", "checkpoint", "default", "absent", "empty", "text", "drawn"]
+Source = Literal["request", "engine", "checkpoint", "default", "absent", "empty", "text", "drawn", "mixed"]
 
 SCHEDULER_CLASSES: Mapping[SchedulerName, str] = {
     "unipc": "UniPCMultistepScheduler",
@@ -117,8 +117,8 @@ class ResolvedRequest:
     """Every effective value of a request. `prompts` and `negative_prompts` are of equal length.
 
     `guidance_scale_2` and `boundary_ratio` are None on a checkpoint with one expert. `sources` says for every value
-    whether the request, the engine, the checkpoint or a default decided; `overridden` names request options over which
-    the engine won.
+    whether the request, the engine, the checkpoint or a default decided (`mixed` where the requests of a batch differ
+    in that); `overridden` names request options over which the engine won.
     """
 
     prompts: tuple[str, ...]
@@ -149,7 +149,7 @@ class ResolvedRequest:
         return self.guidance_scale if expert == "high" or self.guidance_scale_2 is None else self.guidance_scale_2
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values for a manifest. A caller's generator is written as its initial seed."""
+        """Plain values for a manifest. A caller's generator is written as being there: its state is not compared."""
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "noise"}
         plain["sources"] = dict(self.sources)
         plain["noise"] = [

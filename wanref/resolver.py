@@ -11,7 +11,18 @@ from typing import Any, get_args
 
 from wanref.checkpoint import Checkpoint
 from wanref.flow_shift import check_mapped
-from wanref.option import check_boundary, check_choice, check_count, check_flow_shift, check_guidance, check_seed
+from wanref.option import (
+    check_boundary,
+    check_choice,
+    check_count,
+    check_flow_shift,
+    check_frames,
+    check_generator,
+    check_guidance,
+    check_seed,
+    check_side,
+    check_texts,
+)
 from wanref.request import (
     SCHEDULER_CLASSES,
     EngineDefaults,
@@ -36,10 +47,10 @@ def resolve(request: Request | Sequence[Request], defaults: EngineDefaults, chec
     """
     if isinstance(request, Request):
         return _resolve_one(request, defaults, checkpoint)
-    requests = tuple(request)
-    if not requests:
-        raise ValueError("request=[] is not accepted: give at least one Request.")
-    return _merge([_resolve_one(each, defaults, checkpoint) for each in requests])
+    batch: object = request
+    if not isinstance(batch, Sequence) or not batch or not all(isinstance(each, Request) for each in batch):
+        raise ValueError(f"request={batch!r} is not accepted: give a Request, or a sequence of at least one.")
+    return _merge([_resolve_one(each, defaults, checkpoint) for each in batch])
 
 
 def _resolve_one(request: Request, defaults: EngineDefaults, checkpoint: Checkpoint) -> ResolvedRequest:
@@ -92,6 +103,11 @@ def _merge(resolved: Sequence[ResolvedRequest]) -> ResolvedRequest:
         prompts=tuple(prompt for each in resolved for prompt in each.prompts),
         negative_prompts=tuple(prompt for each in resolved for prompt in each.negative_prompts),
         noise=tuple(noise for each in resolved for noise in each.noise),
+        sources={
+            option: source if all(each.sources[option] == source for each in resolved) else "mixed"
+            for option, source in first.sources.items()
+        },
+        overridden=tuple(dict.fromkeys(option for each in resolved for option in each.overridden)),
     )
 
 
@@ -101,26 +117,20 @@ def _first(sources: dict[str, Source], option: str, requested: Any, engine: Any)
 
 
 def _prompts(request: Request, sources: dict[str, Source]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    prompts = _texts("prompt", request.prompt)
+    prompts = check_texts("prompt", request.prompt)
     if request.negative_prompt is None:
         sources["negative_prompt"] = "absent"
         return prompts, ("",) * len(prompts)
-    negatives = _texts("negative_prompt", request.negative_prompt)
+    negatives = check_texts("negative_prompt", request.negative_prompt)
     if isinstance(request.negative_prompt, str):
         negatives *= len(prompts)
     if len(negatives) != len(prompts):
         raise ValueError(
-            f"negative_prompt: {len(negatives)} texts for {len(prompts)} prompts. Give one text, or one a prompt."
+            f"negative_prompt={request.negative_prompt!r} has {len(negatives)} texts for {len(prompts)} prompts: give "
+            "one, or one a prompt."
         )
     sources["negative_prompt"] = "text" if any(negatives) else "empty"
     return prompts, negatives
-
-
-def _texts(option: str, value: object) -> tuple[str, ...]:
-    texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else ()
-    if not texts or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"{option}={value!r} is not accepted: give a text, or a sequence of at least one text.")
-    return texts
 
 
 def _size(
@@ -139,21 +149,8 @@ def _size(
 def _check_size(size: Mapping[str, int], checkpoint: Checkpoint) -> None:
     frames_per_latent, pixels_per_latent = checkpoint.latent_scale
     for option, patch in zip(("height", "width"), checkpoint.transformer["patch_size"][1:], strict=True):
-        multiple = pixels_per_latent * patch
-        if size[option] % multiple:
-            below = size[option] // multiple * multiple
-            nearest = f"{below} or {below + multiple}" if below else f"{multiple}"
-            raise ValueError(
-                f"{option}={size[option]} is not a multiple of {multiple}, which this checkpoint's VAE and patches "
-                f"need: give {nearest}."
-            )
-    frames = size["frames"]
-    if (frames - 1) % frames_per_latent:
-        below = (frames - 1) // frames_per_latent * frames_per_latent + 1
-        raise ValueError(
-            f"frames={frames} is not accepted: this checkpoint's VAE needs {frames_per_latent}n + 1 frames, "
-            f"for instance {below} or {below + frames_per_latent}."
-        )
+        check_side(option, size[option], pixels_per_latent * patch)
+    check_frames(size["frames"], frames_per_latent)
 
 
 def _guidance(
@@ -213,6 +210,7 @@ def _flow_shift(
         ("engine", defaults.shift_map.get(steps)),
         ("engine", defaults.flow_shift),
         ("checkpoint", checkpoint.flow_shift),
+        ("default", 1.0),
     )
     sources["flow_shift"], shift = next((source, value) for source, value in candidates if value is not None)
     return check_flow_shift("flow_shift", shift)
@@ -243,17 +241,20 @@ def _noise(request: Request, videos: int, sources: dict[str, Source]) -> tuple[N
     sources["seed"] = "request"
     if request.generator is not None:
         if not isinstance(request.generator, Sequence):
-            return (Noise(videos, generator=request.generator),)
+            return (Noise(videos, generator=check_generator(request.generator)),)
         if len(request.generator) != videos:
             raise ValueError(
-                f"generator: {len(request.generator)} of them for {videos} videos. Give one, or one a video."
+                f"generator={request.generator!r} has {len(request.generator)} for {videos} videos: give one, or one "
+                "a video."
             )
-        return tuple(Noise(1, generator=generator) for generator in request.generator)
+        return tuple(Noise(1, generator=check_generator(generator)) for generator in request.generator)
     if request.seed is None:
         sources["seed"] = "drawn"
         return (Noise(videos),)
     if not isinstance(request.seed, Sequence):
         return (Noise(videos, seed=check_seed(request.seed)),)
     if len(request.seed) != videos:
-        raise ValueError(f"seed: {len(request.seed)} of them for {videos} videos. Give one, or one a video.")
+        raise ValueError(
+            f"seed={request.seed!r} has {len(request.seed)} for {videos} videos: give one, or one a video."
+        )
     return tuple(Noise(1, seed=check_seed(seed)) for seed in request.seed)

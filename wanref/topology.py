@@ -24,9 +24,9 @@ class Topology:
     cfg: int = 1
 
     def __post_init__(self) -> None:
-        if self.pp < 1 or self.cfg not in (1, 2):
+        if type(self.pp) is not int or type(self.cfg) is not int or self.pp < 1 or self.cfg not in (1, 2):
             raise ValueError(
-                f"topology: pp={self.pp}, cfg={self.cfg} is not accepted: pp is at least 1, cfg is 1 or 2."
+                f"topology: pp={self.pp!r}, cfg={self.cfg!r} is not accepted: pp is at least 1, cfg is 1 or 2."
             )
 
     def __str__(self) -> str:

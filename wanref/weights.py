@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import WanTransformer3DModel
 from diffusers.models.transformers.transformer_wan import WanRotaryPosEmbed
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from wanref.checkpoint import CheckpointError
 
+_STORED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _FIRST_ONLY = ("patch_embedding",)
 _LAST_ONLY = ("scale_shift_table", "proj_out", "norm_out")
 
@@ -28,9 +31,9 @@ def load_transformer(
 ) -> WanTransformer3DModel:
     """A `WanTransformer3DModel` that holds only `blocks`, renumbered from 0.
 
-    The patch embedding is loaded with the first block, the output head with the last; elsewhere they stay on the meta
-    device, so that using them fails loudly. Parameters get the dtypes of `from_pretrained(torch_dtype=dtype)`: what
-    diffusers keeps in float32 stays there. Raises CheckpointError for a missing, left-over or misshapen tensor.
+    The patch embedding is loaded with the first block, the output head with the last; elsewhere they are None, so that
+    using them fails loudly. Parameters get the dtypes of `from_pretrained(torch_dtype=dtype)`: what diffusers keeps in
+    float32 stays there. Raises CheckpointError for a missing, left-over or misshapen tensor.
     """
     layers = config["num_layers"]
     own_config = {key: value for key, value in config.items() if not key.startswith("_")}
@@ -42,7 +45,9 @@ def load_transformer(
     absent = (() if blocks.start == 0 else _FIRST_ONLY) + (() if blocks.stop == layers else _LAST_ONLY)
     wanted = [name for name in model.state_dict() if name.partition(".")[0] not in absent]
     on_disk = {name: _global_name(name, blocks.start) for name in wanted}
-    tensors = _read(folder, on_disk, lambda name: _dtype_of(name, dtype), device)
+    files = _files_by_tensor(folder)
+    _check_names(folder, files, on_disk.values(), _whole_model(model, layers))
+    tensors = _read(files, on_disk, lambda name: _dtype_of(name, dtype), device)
     for name, tensor in tensors.items():
         expected = model.get_parameter(name).shape
         if tensor.shape != expected:
@@ -50,6 +55,9 @@ def load_transformer(
                 f"{folder}: {on_disk[name]} is {list(tensor.shape)}, its config asks for {list(expected)}."
             )
     model.load_state_dict(tensors, strict=False, assign=True)
+    for name in absent:
+        # Not left on the meta device: there a convolution of CPU tensors returns garbage without an error.
+        setattr(model, name, None)
     model.rope.to(device)
     return model.eval().requires_grad_(False)
 
@@ -61,27 +69,53 @@ def _global_name(name: str, first_block: int) -> str:
     return f"blocks.{int(index) + first_block}.{rest}"
 
 
+def _whole_model(part: WanTransformer3DModel, layers: int) -> set[str]:
+    """The names of all tensors of the transformer, of which `part` has some blocks."""
+    names: set[str] = set()
+    for name in part.state_dict():
+        if name.startswith("blocks.0."):
+            names.update(_global_name(name, index) for index in range(layers))
+        elif not name.startswith("blocks."):
+            names.add(name)
+    return names
+
+
+def _check_names(folder: Path, there: Iterable[str], wanted: Iterable[str], known: Iterable[str]) -> None:
+    missing = sorted(set(wanted).difference(there))
+    if missing:
+        raise CheckpointError(
+            f"{folder} is incomplete: no weights for {', '.join(missing[:5])} ({len(missing)} missing)."
+        )
+    ignored = WanTransformer3DModel._keys_to_ignore_on_load_unexpected or ()
+    unknown = sorted(
+        name for name in set(there).difference(known) if not any(re.search(pattern, name) for pattern in ignored)
+    )
+    if unknown:
+        raise CheckpointError(
+            f"{folder} holds weights that its config has no place for: {', '.join(unknown[:5])} ({len(unknown)} of "
+            "them). Quantised and otherwise extended transformers are not run."
+        )
+
+
 def _dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
     keep = WanTransformer3DModel._keep_in_fp32_modules
     return torch.float32 if any(part in keep for part in name.split(".")) else dtype
 
 
 def _read(
-    folder: Path, names: Mapping[str, str], dtype_of: Callable[[str], torch.dtype], device: torch.device
+    files: Mapping[str, Path], names: Mapping[str, str], dtype_of: Callable[[str], torch.dtype], device: torch.device
 ) -> dict[str, torch.Tensor]:
-    files = _files_by_tensor(folder)
-    missing = sorted(name for name in names.values() if name not in files)
-    if missing:
-        raise CheckpointError(
-            f"{folder} is incomplete: no weights for {', '.join(missing[:5])} ({len(missing)} missing)."
-        )
     tensors: dict[str, torch.Tensor] = {}
     for file in sorted({files[name] for name in names.values()}):
-        with safe_open(file, framework="pt", device="cpu") as weights:
+        with _opened(file) as weights:
             for local, name in names.items():
-                if files[name] == file:
-                    # A copy of its own: aligned, and not a view of a file that may change while the engine lives.
-                    tensors[local] = weights.get_tensor(name).to(device=device, dtype=dtype_of(local), copy=True)
+                if files[name] != file:
+                    continue
+                stored = weights.get_tensor(name)
+                if stored.dtype not in _STORED:
+                    raise CheckpointError(f"{file}: {name} is {stored.dtype}: quantised weights are not run yet.")
+                # A copy of its own: aligned, and not a view of a file that may change while the engine lives.
+                tensors[local] = stored.to(device=device, dtype=dtype_of(local), copy=True)
     return tensors
 
 
@@ -90,6 +124,15 @@ def _files_by_tensor(folder: Path) -> dict[str, Path]:
         return {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
     files: dict[str, Path] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt", device="cpu") as weights:
+        with _opened(file) as weights:
             files.update(dict.fromkeys(weights.keys(), file))
     return files
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt", device="cpu") as weights:
+            yield weights
+    except SafetensorError as error:
+        raise CheckpointError(f"{file} cannot be read: {error}.") from error

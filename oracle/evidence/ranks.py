@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not declared
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, _world
 
 PRELOAD = ["wanref.pipeline", "transformers", "diffusers.pipelines.wan.pipeline_wan"]
 
@@ -168,3 +168,5 @@ def _run_job(
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        # A rendezvous that failed has been counted, and the count names the next group: this rank would miss its peers.
+        _world.group_count = 0
