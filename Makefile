@@ -10,7 +10,7 @@ CHECKPOINT ?=
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 # One thread a rank, and no network: what the tests prove must not depend on either.
-CPU_PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PYTEST) -n $(WORKERS)
+CPU_PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PYTEST)
 # Named after what the environment was made from, and where: an editable install does not survive a move.
 STAMP := .venv/ready-$(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | cut -d ' ' -f 1)
 
@@ -25,7 +25,7 @@ lint: $(STAMP) ## ruff and mypy
 	$(BIN)/mypy
 
 test: lint ## lint, types, the cpu tests, and the gpu tests in rehearsal on the CPU
-	$(CPU_PYTEST) -m cpu --junitxml artifacts/junit/cpu.xml
+	$(CPU_PYTEST) -n $(WORKERS) -m cpu --junitxml artifacts/junit/cpu.xml
 	$(CPU_PYTEST) -m gpu --rehearse --junitxml artifacts/junit/rehearsal.xml
 
 demo: $(STAMP) ## generate videos in every topology and compare them; see artifacts/demo
