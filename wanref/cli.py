@@ -180,7 +180,8 @@ def inspect(checkpoint: CheckpointArgument, as_json: AsJson = False) -> None:
         scheduler = {"class": opened.scheduler_class, **opened.scheduler}
         _print_json(facts | {"boundary_ratio": opened.boundary_ratio, "scheduler": scheduler, "vae": dict(opened.vae)})
         return
-    console.print(f"[bold]{escape(opened.name)}[/]: {opened.kind}, boundary_ratio {opened.boundary_ratio}")
+    title = f"[bold]{escape(opened.name)}[/]: {opened.kind}, boundary_ratio {opened.boundary_ratio}"
+    console.print(title, soft_wrap=True)
     console.print(f"identity {identity}", soft_wrap=True)
     console.print(f"scheduler {opened.scheduler_class}, flow_shift {opened.flow_shift}")
     table = Table("config", *(f"{expert} ({EXPERT_FOLDERS[expert]})" for expert in opened.experts))

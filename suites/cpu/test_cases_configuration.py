@@ -25,7 +25,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: object) -> None:
         pytest.fail("weights were read before the refusal")
 
-    monkeypatch.setattr("wanref.pipeline.load_parts", load)
+    monkeypatch.setattr("wanref.parts.load_parts", load)
 
 
 # V1: sizes.
