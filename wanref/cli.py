@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from wanref.caching.scope import SCOPES, Scope
+from wanref.caching.spec import CacheSpec, parse_cache
 from wanref.checkpoint import EXPERT_FOLDERS, open_checkpoint
 from wanref.request import SCHEDULER_CLASSES, EngineDefaults, Request, ResolvedRequest
 from wanref.resolver import resolve
@@ -67,6 +70,10 @@ def generate(
         int, typer.Option(help="CPU threads a rank. Bytes can differ between thread counts.", min=1)
     ] = 1,
     fps: Annotated[int, typer.Option(help="Frames a second of an MP4.", min=1)] = 16,
+    cache: Annotated[
+        str | None, typer.Option(help="METHOD:option=value,... or a profile (*.json); see `inspect`.")
+    ] = None,
+    force_compute: Annotated[bool, typer.Option(help="Evaluate the cache's every decision, then compute.")] = False,
 ) -> None:
     """Generate videos. Under torchrun it joins the ranks that are there."""
     from wanref.files import output_kind
@@ -107,6 +114,7 @@ def generate(
             threads=threads,
             output=output,
             fps=fps,
+            cache=_cache(cache, force_compute),
         )
         run_generate(job, console)
 
@@ -178,7 +186,9 @@ def inspect(checkpoint: CheckpointArgument, as_json: AsJson = False) -> None:
         experts = {expert: dict(config) for expert, config in opened.experts.items()}
         facts = {"name": opened.name, "kind": opened.kind, "identity": identity, "experts": experts}
         scheduler = {"class": opened.scheduler_class, **opened.scheduler}
-        _print_json(facts | {"boundary_ratio": opened.boundary_ratio, "scheduler": scheduler, "vae": dict(opened.vae)})
+        caches = {name: asdict(scope) for name, scope in SCOPES.items()}
+        rest = {"boundary_ratio": opened.boundary_ratio, "scheduler": scheduler, "vae": dict(opened.vae)}
+        _print_json(facts | rest | {"caches": caches})
         return
     title = f"[bold]{escape(opened.name)}[/]: {opened.kind}, boundary_ratio {opened.boundary_ratio}"
     console.print(title, soft_wrap=True)
@@ -188,6 +198,10 @@ def inspect(checkpoint: CheckpointArgument, as_json: AsJson = False) -> None:
     for key in opened.transformer:
         table.add_row(key, *(str(config.get(key)) for config in opened.experts.values()))
     console.print(table)
+    scopes = Table("cache supports", *SCOPES)
+    for dimension in fields(Scope):
+        scopes.add_row(dimension.name, *(getattr(scope, dimension.name) for scope in SCOPES.values()))
+    console.print(scopes)
 
 
 @contextmanager
@@ -205,6 +219,14 @@ def _defaults(flow_shift_by_steps: str | None, steps: int | None) -> EngineDefau
     if steps is None:
         return EngineDefaults(flow_shift_by_steps=flow_shift_by_steps)
     return EngineDefaults(flow_shift_by_steps=flow_shift_by_steps, steps=steps)
+
+
+def _cache(text: str | None, forced: bool) -> CacheSpec | None:
+    if text is not None:
+        return parse_cache(text, forced)
+    if forced:
+        raise ValueError("force_compute is for a cache, and there is none: give --cache, too.")
+    return None
 
 
 def _schedule_sources(resolved: ResolvedRequest) -> dict[str, str]:

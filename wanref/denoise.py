@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from wanref.block import TextKV
+from wanref.caching.base import BlockCache, Decision, StackCall, Where
 from wanref.checkpoint import Expert
 from wanref.exchange import Exchange
 from wanref.observe import Observer, StepEvent, TensorEvent, TensorKey
@@ -28,7 +29,7 @@ class RequestAborted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request on one rank. `solver` is used by last stages only; each has its own."""
+    """One request on one rank. `solver` is used by last stages only; each has its own. `decisions` grows as it runs."""
 
     ordinal: int
     schedule: Schedule
@@ -39,6 +40,8 @@ class Job:
     exchange: Exchange
     observer: Observer | None
     aborting: Callable[[], bool]
+    cache: BlockCache | None = None
+    decisions: list[Decision] = field(default_factory=list)
 
 
 @torch.no_grad()
@@ -68,7 +71,8 @@ def _run_step(job: Job, step: Step, rotary: torch.Tensor, latents: torch.Tensor)
     inputs = stage.prepare_step(timesteps, rotary, job.dtype)
     predictions: dict[Branch, torch.Tensor] = {}
     embedded = stage.embed(latents.to(job.dtype)) if place.is_first else None
-    for branch in place.branches(step.guided):
+    branches = place.branches(step.guided)
+    for branch in branches if job.cache is None else job.cache.order(step.index, branches):
         hidden = _run_stage(job, step, branch, inputs, embedded, latents)
         if place.is_last:
             predictions[branch] = stage.project(hidden, inputs, latents.shape)
@@ -100,7 +104,15 @@ def _run_stage(
         hidden = embedded
         _tap(job, step, branch, "embed", hidden)
     tap = None if job.observer is None else lambda block, output: _tap(job, step, branch, block, output)
-    hidden = stage.stack(hidden, job.texts[step.expert, branch], inputs, tap)
+    text = job.texts[step.expert, branch]
+    if job.cache is None:
+        hidden = stage.stack(hidden, text, inputs, tap)
+    else:
+        where = Where(job.ordinal, step, branch, place)
+        hidden, decision = job.cache.run(StackCall(where, stage.stack, hidden, text, inputs, tap))
+        job.decisions.append(decision)
+        if job.observer is not None:
+            job.observer(decision)
     if not place.is_last:
         exchange.send(hidden, shape, job.dtype, place.next)
     return hidden

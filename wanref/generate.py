@@ -15,10 +15,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from wanref.caching.report import Tally, print_tallies, tally
+from wanref.caching.spec import CacheSpec
 from wanref.files import output_kind, write_each, write_frames, write_latents, write_video
 from wanref.launch import is_rank, launch
 from wanref.observe import Event, RequestEvent, StepEvent
-from wanref.option import check_choice
+from wanref.option import DEVICES, DTYPES, check_choice
 from wanref.request import EngineDefaults, Request
 from wanref.topology import Topology
 
@@ -40,12 +42,13 @@ class GenerateJob:
     threads: int
     output: Path
     fps: int
+    cache: CacheSpec | None = None
 
     def __post_init__(self) -> None:
         # As `from_pretrained` does, but before it is imported, and torch with it.
-        check_choice("dtype", self.dtype, ("float32", "bfloat16", "float16"))
-        check_choice("vae_dtype", self.vae_dtype, ("float32", "bfloat16", "float16"))
-        check_choice("device", self.device, ("cpu", "cuda"))
+        check_choice("dtype", self.dtype, DTYPES)
+        check_choice("vae_dtype", self.vae_dtype, DTYPES)
+        check_choice("device", self.device, DEVICES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class RankReport:
     """What a rank has to say: lines for people, or why it refused or failed."""
 
     lines: tuple[str, ...] = ()
+    tallies: tuple[Tally, ...] = ()
     refusal: str | None = None
     failure: str | None = None
 
@@ -78,6 +82,8 @@ def run_generate(job: GenerateJob, console: Console) -> None:
     for report in reports:
         for line in report.lines:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if job.cache is not None:
+        print_tallies(job.cache, [row for report in reports for row in report.tallies], console)
 
 
 def generate_on_rank(job: GenerateJob) -> RankReport:
@@ -103,16 +109,18 @@ def generate_on_rank(job: GenerateJob) -> RankReport:
                 device=job.device,
                 defaults=job.defaults,
                 observer=progress,
+                cache=job.cache,
             )
             output = engine(job.request)
     except ValueError as error:
         return RankReport(refusal=str(error))
     except RankFailure as error:
         return RankReport(failure=str(error))
+    tallies = tuple(tally(output.decisions, len(engine.stages["high" if "high" in engine.stages else "low"].stack)))
     if output.rank != output.owner:
-        return RankReport()
+        return RankReport(tallies=tallies)
     try:
-        return RankReport(lines=_lines(output, _write(job, output)))
+        return RankReport(_lines(output, _write(job, output)), tallies)
     except (OSError, ValueError) as error:  # some of PyAV's errors are ValueErrors
         return RankReport(failure=f"could not write {job.output}: {error}")
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import torch
 
+    from wanref.caching.base import Decision
     from wanref.checkpoint import Expert
     from wanref.request import ResolvedRequest
     from wanref.schedule import Schedule, Step
@@ -72,7 +73,7 @@ class ExchangeEvent:
     completed: bool
 
 
-Event = RequestEvent | StepEvent | TensorEvent | ExchangeEvent
+Event: TypeAlias = "RequestEvent | StepEvent | TensorEvent | ExchangeEvent | Decision"
 
 
 class Observer(Protocol):

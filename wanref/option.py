@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     import torch
 
 
+DTYPES = ("float32", "bfloat16", "float16")
+DEVICES = ("cpu", "cuda")
+
+
 def check_seed(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
         raise ValueError(f"seed={value!r} is not accepted: give an integer from 0 to 2**63 - 1.")

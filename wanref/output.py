@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from wanref.caching.base import Decision
     from wanref.request import ResolvedRequest
     from wanref.schedule import Schedule
     from wanref.topology import Topology
@@ -23,6 +24,7 @@ class Output:
         but `owner`.
     latents: final latents [batch, channels, frames, height, width] float32, on every rank.
     idle_ranks: ranks that had no branch to run, because guidance is off.
+    decisions: what this rank's cache decided, call by call.
     """
 
     video: np.ndarray | None
@@ -33,6 +35,7 @@ class Output:
     rank: int
     owner: int
     idle_ranks: Sequence[int]
+    decisions: Sequence[Decision] = ()
 
     @property
     def owns_video(self) -> bool:

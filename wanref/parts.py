@@ -34,13 +34,16 @@ def load_parts(
     dtype: torch.dtype,
     vae_dtype: torch.dtype,
     device: torch.device,
+    compiled: bool = False,
 ) -> Parts:
     """Load what `place` owns, and nothing else."""
     blocks = place.topology.blocks(place.stage, checkpoint.transformer["num_layers"])
     stages = {}
     for expert in experts:
         folder, config = checkpoint.folder(expert), checkpoint.experts[expert]
-        stages[expert] = Stage(load_transformer(folder, config, blocks, dtype=dtype, device=device), blocks.start)
+        stages[expert] = Stage(
+            load_transformer(folder, config, blocks, dtype=dtype, device=device), blocks.start, compiled
+        )
     return Parts(
         stages=stages,
         text_encoder=TextEncoder(checkpoint, dtype, device) if place.encodes_text else None,
@@ -49,7 +52,12 @@ def load_parts(
 
 
 def load_parts_together(
-    exchange: Exchange, checkpoint: Checkpoint, experts: Sequence[Expert], dtype: torch.dtype, vae_dtype: torch.dtype
+    exchange: Exchange,
+    checkpoint: Checkpoint,
+    experts: Sequence[Expert],
+    dtype: torch.dtype,
+    vae_dtype: torch.dtype,
+    compiled: bool = False,
 ) -> Parts:
     """`load_parts` on every rank. Where one of several cannot load its part, every rank raises an error that names it:
 
@@ -57,7 +65,7 @@ def load_parts_together(
     """
     place, parts, failure = exchange.place, None, None
     try:
-        parts = load_parts(checkpoint, experts, place, dtype, vae_dtype, exchange.device)
+        parts = load_parts(checkpoint, experts, place, dtype, vae_dtype, exchange.device, compiled)
     except Exception as error:  # whatever it is, the others wait to hear of it
         if exchange.world_size == 1:
             raise

@@ -9,6 +9,10 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from wanref.caching.base import Begin, BlockCache, identity_of
+from wanref.caching.error import CacheError
+from wanref.caching.registry import build_cache
+from wanref.caching.spec import CacheSpec, parse_cache
 from wanref.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from wanref.denoise import Job, RequestAborted, Texts, denoise
 from wanref.exchange import Exchange, ExchangeError
@@ -16,16 +20,14 @@ from wanref.launch import join
 from wanref.liveness import Liveness, RankFailure
 from wanref.noise import draw_noise
 from wanref.observe import Observer, RequestEvent
-from wanref.option import check_choice
+from wanref.option import DEVICES, DTYPES, check_choice
 from wanref.output import Output
 from wanref.parts import Parts, load_parts_together, needed_experts
 from wanref.plan import Plan, Refused, agree_on_plan
 from wanref.request import EngineDefaults, Request, ResolvedRequest
 from wanref.resolver import resolve
-from wanref.schedule import build_schedule, make_solver
+from wanref.schedule import Schedule, build_schedule, make_solver
 from wanref.topology import Branch, Place, Topology, idle_ranks, parse_topology
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class WanReference:
@@ -51,6 +53,7 @@ class WanReference:
         self._abort = threading.Event()
         self._requests = 0
         self._failure: str | None = None
+        self._mounted: tuple[CacheSpec, BlockCache] | None = None
         self._liveness = Liveness(self.place.rank, self.topology.world_size) if self.topology.world_size > 1 else None
 
     @classmethod
@@ -64,23 +67,29 @@ class WanReference:
         device: str = "cpu",
         defaults: EngineDefaults | None = None,
         observer: Observer | None = None,
+        cache: str | CacheSpec | None = None,
+        compile: bool = False,
     ) -> WanReference:
         """Load this rank's part of a checkpoint: a folder in diffusers layout, or a hub id `org/name@revision`.
 
         dtype: of transformers and text encoder; what diffusers keeps in float32 stays there. vae_dtype: Wan decodes in
-        float32. device: `cpu` or `cuda`; with several ranks each takes the GPU of its LOCAL_RANK.
+        float32. device: `cpu` or `cuda`; with several ranks each takes the GPU of its LOCAL_RANK. cache: see `mount`.
+        compile: blocks by torch.compile, one graph for all of them; faster, and no longer bitwise equal to diffusers.
 
         Raises ValueError for whatever cannot be honoured, before any weights are read: also where the world size is not
         the topology's (start ranks with torchrun or `wanref.launch.launch`; nothing is spawned here).
         """
         grid = parse_topology(topology) if isinstance(topology, str) else topology
-        check_choice("dtype", dtype, tuple(DTYPES))
-        check_choice("vae_dtype", vae_dtype, tuple(DTYPES))
-        check_choice("device", device, ("cpu", "cuda"))
+        check_choice("dtype", dtype, DTYPES)
+        check_choice("vae_dtype", vae_dtype, DTYPES)
+        check_choice("device", device, DEVICES)
         defaults = EngineDefaults() if defaults is None else defaults
         checkpoint = open_checkpoint(source)
         experts = needed_experts(checkpoint, defaults)
         grid.blocks(0, checkpoint.transformer["num_layers"])
+        if cache is not None:
+            cache = parse_cache(cache) if isinstance(cache, str) else cache
+            build_cache(cache, checkpoint, grid)
         rank, mesh = join(grid, device)
         place = grid.place(rank)
         target = torch.device(device)
@@ -88,8 +97,12 @@ class WanReference:
             target = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(target)
         exchange = Exchange(place, mesh, target)
-        parts = load_parts_together(exchange, checkpoint, experts, DTYPES[dtype], DTYPES[vae_dtype])
-        return cls(checkpoint, defaults, exchange, parts, DTYPES[dtype], observer)
+        dtypes = getattr(torch, dtype), getattr(torch, vae_dtype)
+        parts = load_parts_together(exchange, checkpoint, experts, *dtypes, compiled=compile)
+        engine = cls(checkpoint, defaults, exchange, parts, dtypes[0], observer)
+        if cache is not None:
+            engine.mount(cache)
+        return engine
 
     @property
     def place(self) -> Place:
@@ -102,6 +115,27 @@ class WanReference:
     @property
     def device(self) -> torch.device:
         return self.exchange.device
+
+    @property
+    def cache(self) -> CacheSpec | None:
+        """The mounted cache."""
+        return None if self._mounted is None else self._mounted[0]
+
+    def mount(self, cache: str | CacheSpec) -> None:
+        """Mount a cache: `METHOD:option=value,...`, a profile's path, or a CacheSpec. With several ranks, on all.
+
+        Raises CacheError for one that cannot be honoured, and if one is mounted already.
+        """
+        spec = parse_cache(cache) if isinstance(cache, str) else cache
+        if self._mounted is not None:
+            raise CacheError(
+                f"cache={spec.method!r}: {self._mounted[0].method!r} is mounted. Unmount it first: one at a time."
+            )
+        self._mounted = spec, build_cache(spec, self.checkpoint, self.topology)
+
+    def unmount(self) -> None:
+        """Take the cache off. Nothing of it stays."""
+        self._mounted = None
 
     def abort(self) -> None:
         """Ask the running request to stop before its next step; from any thread, on any rank. Without one: nothing."""
@@ -122,6 +156,9 @@ class WanReference:
             return self._run(request) if self._liveness is None else self._run_with_others(request, self._liveness)
         except Refused as refused:
             raise refused.cause from None
+        finally:
+            if self._mounted is not None:
+                self._mounted[1].end()
 
     def _run_with_others(self, request: Request | Sequence[Request], liveness: Liveness) -> Output:
         with liveness.beating():
@@ -164,6 +201,7 @@ class WanReference:
             exchange=self.exchange,
             observer=self.observer,
             aborting=self._abort.is_set,
+            cache=None if self._mounted is None else self._mounted[1],
         )
         latents = denoise(job, self._draw_latents(request))
         wants_video = request.output_type == "video"
@@ -179,6 +217,7 @@ class WanReference:
             rank=place.rank,
             owner=self.topology.pp - 1,
             idle_ranks=idle_ranks(self.topology, plan.schedule.guided),
+            decisions=tuple(job.decisions),
         )
 
     def _plan(self, request: Request | Sequence[Request]) -> Plan:
@@ -194,7 +233,17 @@ class WanReference:
         if self._text_encoder is not None:
             for texts in (resolved.prompts, resolved.negative_prompts):
                 self._text_encoder.check_length(texts, resolved.max_sequence_length)
+        if self._mounted is not None:
+            self._begin_cache(*self._mounted, resolved, schedule)
         return Plan(resolved, schedule, solver)
+
+    def _begin_cache(self, spec: CacheSpec, cache: BlockCache, request: ResolvedRequest, schedule: Schedule) -> None:
+        """Part of planning, so that what a cache refuses on one rank is refused on all before any work."""
+        shape = self._latents_shape(request)
+        begin = Begin(schedule, self.place, self.stages, shape, self.dtype, self.device)
+        if spec.profile is not None:
+            spec.profile.check(identity_of(begin, self.checkpoint.identity()))
+        cache.begin(begin)
 
     def _prepare_texts(self, plan: Plan) -> Texts:
         """Rank 0 encodes; every rank projects to the keys and values of its own blocks and branches."""
@@ -217,15 +266,18 @@ class WanReference:
         shape = (request.videos, request.max_sequence_length, self.checkpoint.transformer["text_dim"])
         return self.exchange.broadcast(embeds, shape, self.dtype, source=0)
 
-    def _draw_latents(self, request: ResolvedRequest) -> torch.Tensor:
+    def _latents_shape(self, request: ResolvedRequest) -> tuple[int, ...]:
         frames_per_latent, pixels_per_latent = self.checkpoint.latent_scale
-        shape = (
+        return (
             request.videos,
             self.checkpoint.transformer["in_channels"],
             (request.frames - 1) // frames_per_latent + 1,
             request.height // pixels_per_latent,
             request.width // pixels_per_latent,
         )
+
+    def _draw_latents(self, request: ResolvedRequest) -> torch.Tensor:
+        shape = self._latents_shape(request)
         # Drawn once and sent, seeded or not: a caller's generators need not be in step on all ranks.
         noise = draw_noise(request.noise, shape, self.device) if self.place.rank == 0 else None
         return self.exchange.broadcast(noise, shape, torch.float32, source=0)

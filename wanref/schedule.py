@@ -5,8 +5,10 @@ The expert split, every cache's step budget and the denoise loop read this one o
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from wanref.checkpoint import EXPERT_FOLDERS, Checkpoint, CheckpointError, Expert
@@ -56,6 +58,10 @@ class Schedule:
     def guided(self) -> bool:
         """Whether any step runs the negative branch."""
         return any(step.guided for step in self.steps)
+
+    def digest(self) -> str:
+        """SHA-256 over every step: equal for equal timesteps, sigmas, experts and guidance."""
+        return hashlib.sha256(json.dumps([asdict(step) for step in self.steps]).encode()).hexdigest()
 
 
 def make_solver(request: ResolvedRequest, checkpoint: Checkpoint, device: str | torch.device = "cpu") -> Solver:

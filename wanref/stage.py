@@ -33,9 +33,11 @@ class StepInputs:
 class BlockStack:
     """The successive transformer blocks of one stage."""
 
-    def __init__(self, blocks: Sequence[torch.nn.Module], first: int) -> None:
+    def __init__(self, blocks: Sequence[torch.nn.Module], first: int, compiled: bool = False) -> None:
         self.blocks = tuple(blocks)
         self.first = first
+        # Regional: one graph serves every block, since blocks differ in their weights alone.
+        self._run_block = torch.compile(block.run_block, dynamic=False) if compiled else block.run_block
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -44,19 +46,26 @@ class BlockStack:
         self, hidden: torch.Tensor, text: Sequence[block.TextKV], step: StepInputs, tap: Tap | None = None
     ) -> torch.Tensor:
         """hidden [batch, tokens, dim] through all blocks; `tap` sees each block's output."""
-        for index, module in enumerate(self.blocks):
-            hidden = block.run_block(module, hidden, text[index], step.modulations[index], step.rotary)
-            if tap is not None:
-                tap(self.first + index, hidden)
+        for index in range(len(self.blocks)):
+            hidden = self.run(index, hidden, text, step, tap)
+        return hidden
+
+    def run(
+        self, index: int, hidden: torch.Tensor, text: Sequence[block.TextKV], step: StepInputs, tap: Tap | None = None
+    ) -> torch.Tensor:
+        """hidden through one block, by its index in this stack."""
+        hidden = self._run_block(self.blocks[index], hidden, text[index], step.modulations[index], step.rotary)
+        if tap is not None:
+            tap(self.first + index, hidden)
         return hidden
 
 
 class Stage:
     """The part of one expert that one rank runs. A stage that is not the last (first) has no `project` (`embed`)."""
 
-    def __init__(self, transformer: WanTransformer3DModel, first_block: int) -> None:
+    def __init__(self, transformer: WanTransformer3DModel, first_block: int, compiled: bool = False) -> None:
         self.transformer = transformer
-        self.stack = BlockStack(tuple(transformer.blocks), first_block)
+        self.stack = BlockStack(tuple(transformer.blocks), first_block, compiled)
 
     @property
     def dim(self) -> int:
@@ -82,15 +91,19 @@ class Stage:
 
         All rows go through the embedder at once, as in the stock forward: another batch shape rounds otherwise.
         """
-        embedder = self.transformer.condition_embedder
-        projected = embedder.timesteps_proj(timestep)
-        embedding = embedder.time_embedder(projected.to(embedder.time_embedder.linear_1.weight.dtype)).to(dtype)
-        projection = embedder.time_proj(embedder.act_fn(embedding)).unflatten(1, (6, -1))
+        embedding, projection = self.time_embedding(timestep, dtype)
         return StepInputs(
             timestep_embedding=embedding,
             modulations=tuple(block.modulate(module, projection) for module in self.stack.blocks),
             rotary=rotary,
         )
+
+    def time_embedding(self, timestep: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embedding [batch, dim] and projection [batch, 6, dim] of timesteps [batch]."""
+        embedder = self.transformer.condition_embedder
+        projected = embedder.timesteps_proj(timestep)
+        embedding = embedder.time_embedder(projected.to(embedder.time_embedder.linear_1.weight.dtype)).to(dtype)
+        return embedding, embedder.time_proj(embedder.act_fn(embedding)).unflatten(1, (6, -1))
 
     def embed(self, latents: torch.Tensor) -> torch.Tensor:
         """Latents [batch, channels, frames, height, width] to hidden states [batch, tokens, dim]."""

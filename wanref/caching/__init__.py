@@ -1,0 +1,1 @@
+"""Caches: what wraps a stage's `BlockStack`, and nothing else."""
