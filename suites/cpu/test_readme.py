@@ -34,7 +34,7 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 def recipe(target: str) -> list[str]:
     """The last command that make would run for `target`."""
-    lines = run(["make", "--dry-run", "--assume-old=setup", target], ROOT).stdout.splitlines()
+    lines = run(["make", "--no-print-directory", "--dry-run", target], ROOT).stdout.splitlines()
     return shlex.split(lines[-1])
 
 
