@@ -42,7 +42,10 @@ def fingerprint(value: torch.Tensor | np.ndarray) -> Fingerprint:
 
 
 class Recorder:
-    """An observer that keeps every event, and of every tensor its fingerprint. `hook` is called with each event."""
+    """An observer that keeps every event, and of every computed tensor its fingerprint.
+
+    `hook` is called with each event. What was received or reused is the oracle's to compare.
+    """
 
     def __init__(self, hook: Callable[[Event], None] | None = None) -> None:
         self.hook = hook
@@ -50,7 +53,9 @@ class Recorder:
         self.tensors: dict[TensorKey, Fingerprint] = {}
 
     def __call__(self, event: Event, /) -> None:
-        if isinstance(event, TensorEvent):
+        if isinstance(event, TensorEvent) and event.source != "computed":
+            pass
+        elif isinstance(event, TensorEvent):
             assert event.key not in self.tensors, f"{event.key} was recorded twice on one rank"
             self.tensors[event.key] = fingerprint(event.tensor)
             self.events.append(event.key)

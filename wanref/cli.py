@@ -80,7 +80,7 @@ def generate(
     from wanref.generate import GenerateJob, run_generate
     from wanref.topology import parse_topology
 
-    with _usage_errors():
+    with usage_errors():
         kind = output_kind(output, len(prompt) * videos_per_prompt)
         request = Request(
             prompt=prompt,
@@ -135,7 +135,7 @@ def show_schedule(
     as_json: AsJson = False,
 ) -> None:
     """Show which expert runs which step, at which timestep, sigma and guidance, and what decided each value."""
-    with _usage_errors():
+    with usage_errors():
         opened = open_checkpoint(checkpoint)
         request = Request(
             prompt="",
@@ -178,7 +178,7 @@ def show_schedule(
 @app.command(epilog="Example: `wanref inspect fixtures/micro-dual`")
 def inspect(checkpoint: CheckpointArgument, as_json: AsJson = False) -> None:
     """Show a checkpoint's experts, configs and identity."""
-    with _usage_errors():
+    with usage_errors():
         opened = open_checkpoint(checkpoint)
         with errors.status("Reading the weights for their digest (remembered for the next time)"):
             identity = opened.identity()
@@ -205,7 +205,7 @@ def inspect(checkpoint: CheckpointArgument, as_json: AsJson = False) -> None:
 
 
 @contextmanager
-def _usage_errors() -> Iterator[None]:
+def usage_errors() -> Iterator[None]:
     """A ValueError is something that was asked for and cannot be had: exit code 2, one message, no traceback."""
     try:
         yield

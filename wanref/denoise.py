@@ -11,7 +11,7 @@ from wanref.block import TextKV
 from wanref.caching.base import BlockCache, Decision, StackCall, Where
 from wanref.checkpoint import Expert
 from wanref.exchange import Exchange
-from wanref.observe import Observer, StepEvent, TensorEvent, TensorKey
+from wanref.observe import Observer, StepEvent, TensorEvent, TensorKey, TensorSource
 from wanref.schedule import Schedule, Solver, Step
 from wanref.stage import Stage, StepInputs
 from wanref.topology import Branch
@@ -80,13 +80,14 @@ def _run_step(job: Job, step: Step, rotary: torch.Tensor, latents: torch.Tensor)
     if place.is_last:
         prediction = _combine(job, step, predictions, latents.shape)
         _tap(job, step, None, "combine", prediction)
-        latents = job.solver.step(prediction, job.solver.timesteps[step.index], latents, return_dict=False)[0]
+        # Euler and DPM++ hand back latents in the dtype of the prediction; float32 holds them exactly.
+        latents = job.solver.step(prediction, job.solver.timesteps[step.index], latents, return_dict=False)[0].float()
         _tap(job, step, None, "scheduler", latents)
     if not place.is_first and place.is_last:
-        # Euler hands back latents in the dtype of the prediction; they travel as float32, which holds them exactly.
-        exchange.send(latents.float(), latents.shape, torch.float32, place.first)
+        exchange.send(latents, latents.shape, torch.float32, place.first)
     if place.is_first and not place.is_last:
         latents = exchange.receive(latents.shape, torch.float32, place.last)
+        _tap(job, step, None, "scheduler", latents, "received")
     # Stages work on one branch while their neighbours work on the other: deliveries are waited for only here.
     exchange.drain()
     return latents
@@ -100,19 +101,28 @@ def _run_stage(
     shape = (latents.shape[0], stage.tokens(latents.shape), stage.dim)
     if embedded is None:
         hidden = exchange.receive(shape, job.dtype, place.previous)
+        _tap(job, step, branch, stage.stack.first - 1, hidden, "received")
     else:
         hidden = embedded
         _tap(job, step, branch, "embed", hidden)
-    tap = None if job.observer is None else lambda block, output: _tap(job, step, branch, block, output)
+    tapped: list[int] = []
+
+    def tap(block: int, output: torch.Tensor) -> None:
+        tapped.append(block)
+        _tap(job, step, branch, block, output)
+
+    tap_or_none = None if job.observer is None else tap
     text = job.texts[step.expert, branch]
     if job.cache is None:
-        hidden = stage.stack(hidden, text, inputs, tap)
+        hidden = stage.stack(hidden, text, inputs, tap_or_none)
     else:
         where = Where(job.ordinal, step, branch, place)
-        hidden, decision = job.cache.run(StackCall(where, stage.stack, hidden, text, inputs, tap))
+        hidden, decision = job.cache.run(StackCall(where, stage.stack, hidden, text, inputs, tap_or_none))
         job.decisions.append(decision)
         if job.observer is not None:
             job.observer(decision)
+        if stage.stack.last not in tapped:
+            _tap(job, step, branch, stage.stack.last, hidden, "reused")
     if not place.is_last:
         exchange.send(hidden, shape, job.dtype, place.next)
     return hidden
@@ -122,17 +132,29 @@ def _combine(job: Job, step: Step, predictions: Mapping[Branch, torch.Tensor], s
     """Classifier-free guidance, by the serial expression on every last stage: another form rounds otherwise."""
     exchange = job.exchange
     if exchange.place.topology.cfg == 2 and step.guided:
-        (own,) = predictions.values()
+        ((branch, own),) = predictions.items()
         cond, uncond = exchange.gather_branches(own, shape, job.dtype)
+        other: tuple[Branch, torch.Tensor] = ("uncond", uncond) if branch == "cond" else ("cond", cond)
+        _tap(job, step, other[0], "project", other[1], "received")
     elif step.guided:
         cond, uncond = predictions["cond"], predictions["uncond"]
     elif exchange.place.topology.cfg == 2 and job.schedule.guided:
-        return exchange.share_prediction(predictions.get("cond"), shape, job.dtype)
+        shared = exchange.share_prediction(predictions.get("cond"), shape, job.dtype)
+        if not predictions:
+            _tap(job, step, "cond", "project", shared, "received")
+        return shared
     else:
         return predictions["cond"]
     return uncond + step.guidance_scale * (cond - uncond)
 
 
-def _tap(job: Job, step: Step, branch: Branch | None, block: int | str, tensor: torch.Tensor) -> None:
+def _tap(
+    job: Job,
+    step: Step,
+    branch: Branch | None,
+    block: int | str,
+    tensor: torch.Tensor,
+    source: TensorSource = "computed",
+) -> None:
     if job.observer is not None:
-        job.observer(TensorEvent(TensorKey(job.ordinal, step.index, step.expert, branch, block), tensor))
+        job.observer(TensorEvent(TensorKey(job.ordinal, step.index, step.expert, branch, block), tensor, source))

@@ -26,6 +26,7 @@ from wanref.topology import Topology
 
 if TYPE_CHECKING:
     from wanref.output import Output
+    from wanref.pipeline import WanReference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +54,13 @@ class GenerateJob:
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What a rank has to say: lines for people, or why it refused or failed."""
+    """What a rank has to say: lines for people, or why it refused or failed.
+
+    tallies: what the cache did on all ranks, from the one rank that tells of it; None from the others.
+    """
 
     lines: tuple[str, ...] = ()
-    tallies: tuple[Tally, ...] = ()
+    tallies: tuple[Tally, ...] | None = None
     refusal: str | None = None
     failure: str | None = None
 
@@ -82,8 +86,8 @@ def run_generate(job: GenerateJob, console: Console) -> None:
     for report in reports:
         for line in report.lines:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
-    if job.cache is not None:
-        print_tallies(job.cache, [row for report in reports for row in report.tallies], console)
+        if job.cache is not None and report.tallies is not None:
+            print_tallies(job.cache, report.tallies, console)
 
 
 def generate_on_rank(job: GenerateJob) -> RankReport:
@@ -92,6 +96,7 @@ def generate_on_rank(job: GenerateJob) -> RankReport:
     import torch
     import transformers
 
+    from wanref.exchange import ExchangeError
     from wanref.liveness import RankFailure
     from wanref.pipeline import WanReference
 
@@ -112,17 +117,26 @@ def generate_on_rank(job: GenerateJob) -> RankReport:
                 cache=job.cache,
             )
             output = engine(job.request)
+            tallies = _gather_tallies(engine, output)
     except ValueError as error:
         return RankReport(refusal=str(error))
-    except RankFailure as error:
+    except (ExchangeError, RankFailure) as error:
         return RankReport(failure=str(error))
-    tallies = tuple(tally(output.decisions, len(engine.stages["high" if "high" in engine.stages else "low"].stack)))
     if output.rank != output.owner:
-        return RankReport(tallies=tallies)
+        return RankReport()
     try:
         return RankReport(_lines(output, _write(job, output)), tallies)
     except (OSError, ValueError) as error:  # some of PyAV's errors are ValueErrors
         return RankReport(failure=f"could not write {job.output}: {error}")
+
+
+def _gather_tallies(engine: WanReference, output: Output) -> tuple[Tally, ...]:
+    """The rows of all ranks. A rank that had no branch to run has none, and says nothing of whether the cache fired."""
+    if engine.cache is None:
+        return ()
+    own = tally(output.decisions, len(next(iter(engine.stages.values())).stack))
+    rows = [row for of_rank in engine.exchange.gather_notes(own) for row in of_rank]
+    return tuple(sorted(rows, key=lambda row: (row.expert, row.stage, row.branch)))
 
 
 def _on_local_ranks(job: GenerateJob) -> list[RankReport]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +44,18 @@ class RequestEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class StateEvent:
+    """What the mounted cache remembers, as a digest for each `EXPERT.BRANCH`: once a request has begun or ended.
+
+    One request begins with the same digests on a fresh engine and on a used one, and ends with none.
+    """
+
+    request: int
+    moment: Literal["begin", "end"]
+    digests: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class StepEvent:
     """A step begins on this rank."""
 
@@ -50,12 +63,20 @@ class StepEvent:
     step: Step
 
 
+TensorSource = Literal["computed", "received", "reused"]
+
+
 @dataclass(frozen=True, slots=True)
 class TensorEvent:
-    """A tensor at a logical key. It is the engine's own, not a copy: read it now, do not write to it."""
+    """A tensor at a logical key. It is the engine's own, not a copy: read it now. What is written to it, the engine
+    goes on with: that is how a lock works, and nothing else should.
+
+    source: `computed` here; `received` from the rank that did; `reused`, the stage's output that a cache made up.
+    """
 
     key: TensorKey
     tensor: torch.Tensor
+    source: TensorSource = "computed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +94,7 @@ class ExchangeEvent:
     completed: bool
 
 
-Event: TypeAlias = "RequestEvent | StepEvent | TensorEvent | ExchangeEvent | Decision"
+Event: TypeAlias = "RequestEvent | StateEvent | StepEvent | TensorEvent | ExchangeEvent | Decision"
 
 
 class Observer(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from wanref.exchange import Exchange, ExchangeError
 from wanref.launch import join
 from wanref.liveness import Liveness, RankFailure
 from wanref.noise import draw_noise
-from wanref.observe import Observer, RequestEvent
+from wanref.observe import Event, Observer, RequestEvent, StateEvent
 from wanref.option import DEVICES, DTYPES, check_choice
 from wanref.output import Output
 from wanref.parts import Parts, load_parts_together, needed_experts
@@ -157,8 +158,7 @@ class WanReference:
         except Refused as refused:
             raise refused.cause from None
         finally:
-            if self._mounted is not None:
-                self._mounted[1].end()
+            self._end_cache()  # also of a request that was refused
 
     def _run_with_others(self, request: Request | Sequence[Request], liveness: Liveness) -> Output:
         with liveness.beating():
@@ -178,6 +178,7 @@ class WanReference:
         ordinal, self._requests = self._requests, self._requests + 1
         outcome = "failed"
         self._emit(RequestEvent(ordinal, plan.request, plan.schedule))
+        self._emit_state(ordinal, "begin")
         try:
             output = self._generate(ordinal, plan)
             outcome = "done"
@@ -186,6 +187,8 @@ class WanReference:
             raise
         finally:
             self.exchange.abandon()
+            self._end_cache()
+            self._emit_state(ordinal, "end")
             self._emit(RequestEvent(ordinal, plan.request, plan.schedule, outcome))
         return output
 
@@ -245,6 +248,10 @@ class WanReference:
             spec.profile.check(identity_of(begin, self.checkpoint.identity()))
         cache.begin(begin)
 
+    def _end_cache(self) -> None:
+        if self._mounted is not None:
+            self._mounted[1].end()
+
     def _prepare_texts(self, plan: Plan) -> Texts:
         """Rank 0 encodes; every rank projects to the keys and values of its own blocks and branches."""
         request = plan.request
@@ -282,9 +289,13 @@ class WanReference:
         noise = draw_noise(request.noise, shape, self.device) if self.place.rank == 0 else None
         return self.exchange.broadcast(noise, shape, torch.float32, source=0)
 
-    def _emit(self, event: RequestEvent) -> None:
+    def _emit(self, event: Event) -> None:
         if self.observer is not None:
             self.observer(event)
+
+    def _emit_state(self, ordinal: int, moment: Literal["begin", "end"]) -> None:
+        if self.observer is not None and self._mounted is not None:
+            self.observer(StateEvent(ordinal, moment, self._mounted[1].state()))
 
     def _end(self, error: BaseException, liveness: Liveness) -> str:
         """Find out who failed and let the others know, then wake them by closing the connections."""

@@ -42,6 +42,11 @@ class BlockStack:
     def __len__(self) -> int:
         return len(self.blocks)
 
+    @property
+    def last(self) -> int:
+        """Global index of the last block."""
+        return self.first + len(self.blocks) - 1
+
     def __call__(
         self, hidden: torch.Tensor, text: Sequence[block.TextKV], step: StepInputs, tap: Tap | None = None
     ) -> torch.Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from suites.cached import MICRO, MICRO_DUAL, groups, hits_and_misses, run_cached
+from suites.cached import MICRO, MICRO_DUAL, groups, hits_and_misses, output_of
 from suites.support import defaults, fingerprint, load_engine
 from wanref.caching.base import Decision
 from wanref.caching.cache_dit import CacheDiT
@@ -68,7 +68,7 @@ OPTIONS = [
 def test_every_option_changes_the_trace_and_no_two_alike(micro: WanReference) -> None:
     traces = {}
     for options in ({}, *OPTIONS):
-        decisions = run_cached(micro, spec(**{**BASE, **fitted(options, 16)}), REQUEST).decisions
+        decisions = output_of(micro, REQUEST, spec(**{**BASE, **fitted(options, 16)})).decisions
         assert min(hits_and_misses(decisions)) > 0, options
         traces[str(options)] = trace(decisions)
     for name, one in traces.items():
@@ -83,7 +83,7 @@ def test_every_option_of_the_low_noise_expert_changes_its_trace_alone(dual: WanR
     steps = dual(REQUEST).schedule.split["low"]
     for options in ({}, *OPTIONS):
         own = {f"low_{name}": value for name, value in fitted(options, steps).items()}
-        output = run_cached(dual, spec(**{**BASE, **LOW, **own}), REQUEST)
+        output = output_of(dual, REQUEST, spec(**{**BASE, **LOW, **own}))
         by_group = groups(output.decisions)
         low = [*by_group["low", "cond", 0], *by_group["low", "uncond", 0]]
         assert min(hits_and_misses(low)) > 0, options
@@ -96,11 +96,11 @@ def test_every_option_of_the_low_noise_expert_changes_its_trace_alone(dual: WanR
 
 def test_the_low_noise_expert_has_defaults_of_its_own_two_warm_up_steps_and_twenty_reuses(dual: WanReference) -> None:
     request = Request(prompt="dots", steps=27, guidance_scale=1, seed=3, boundary_ratio=1.0, output_type="latent")
-    decisions = run_cached(dual, spec(threshold=1, low_threshold=1), request).decisions
+    decisions = output_of(dual, request, spec(threshold=1, low_threshold=1)).decisions
     assert [d.judgement.reason for d in decisions] == ["warmup"] * 2 + ["threshold"] * 20 + ["cap"] * 5
     assert [d.verdict for d in decisions] == ["compute"] * 2 + ["reuse"] * 20 + ["compute"] * 5
     high = Request(prompt="dots", steps=27, guidance_scale=1, seed=3, boundary_ratio=0.0, output_type="latent")
-    decisions = run_cached(dual, spec(threshold=1, low_threshold=1), high).decisions
+    decisions = output_of(dual, high, spec(threshold=1, low_threshold=1)).decisions
     assert [d.verdict for d in decisions] == ["compute"] * 8 + ["reuse"] * 19
 
 
@@ -142,7 +142,33 @@ def test_blocks_are_those_of_the_smallest_stage(tiny: Callable[..., Path]) -> No
 def test_a_mask_that_is_not_one_digit_a_step_is_refused(tiny: Callable[..., Path], mask: str) -> None:
     request = Request(prompt="dots", steps=6, seed=1, output_type="latent")
     with pytest.raises(CacheError, match=f"mask='{mask}' .high. is not accepted: give 0 or 1 for each of the 6 steps"):
-        run_cached(load_engine(tiny(), defaults=defaults()), spec(mask=mask), request)
+        output_of(load_engine(tiny(), defaults=defaults()), request, spec(mask=mask))
+
+
+def test_a_static_mask_stays_while_requests_change_and_is_refused_where_it_does_not_fit(
+    tiny: Callable[..., Path],
+) -> None:
+    """The mask is of the high-noise expert: it fits whatever the other one runs."""
+    engine = load_engine(tiny(layout="dual"), defaults=defaults(steps=6))
+    mask = "100"
+    engine.mount(spec(threshold=1, max_warmup_steps=1, mask=mask, mask_policy="static", low_threshold=0))
+    fitting = []
+    for steps, shift in ((6, 5.0), (None, 5.0), (7, 4.0), (8, 5.0), (9, 2.5), (6, 5.0), (5, 7.0)):
+        request = Request(prompt="dots", steps=steps, flow_shift=shift, seed=1, output_type="latent")
+        plain = load_engine(tiny(layout="dual"), defaults=defaults(steps=6))(request)
+        split = plain.schedule.split
+        if split["high"] != len(mask):
+            match = f"mask='{mask}' .high. is not accepted: give 0 or 1 for each of the {split['high']} steps"
+            with pytest.raises(CacheError, match=match):
+                engine(request)
+            continue
+        by_group = groups(engine(request).decisions)
+        for branch in ("cond", "uncond"):
+            verdicts = [d.verdict for d in by_group["high", branch, 0]]
+            assert verdicts == ["compute" if digit == "1" else "reuse" for digit in mask], (steps, branch)
+        fitting.append(sum(split.values()))
+    assert len(set(fitting)) >= 2, fitting
+    assert 2 < len(fitting) < 7, fitting
 
 
 def test_each_expert_is_given_its_own_steps_of_this_request(tiny: Callable[..., Path]) -> None:
@@ -189,10 +215,10 @@ def test_forced_is_bitwise_native_and_its_shadow_reuses(
         if "mask_policy" in extra:
             own["mask"] = "110" + "1" * (native.schedule.split[expert] - 3)
         options.update({f"low_{name}" if expert == "low" else name: value for name, value in own.items()})
-    output = run_cached(engine, spec(forced=True, **options), REQUEST)
+    output = output_of(engine, REQUEST, spec(forced=True, **options))
     assert fingerprint(output.latents) == fingerprint(native.latents)
     assert hits_and_misses(output.decisions)[0] == 0
     assert all(d.computed_blocks == 6 for d in output.decisions)
     assert all({d.judgement.verdict for d in g} == {"compute", "reuse"} for g in groups(output.decisions).values())
-    cached = run_cached(engine, spec(**options), REQUEST)
+    cached = output_of(engine, REQUEST, spec(**options))
     assert fingerprint(cached.latents) != fingerprint(native.latents)

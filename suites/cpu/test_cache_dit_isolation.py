@@ -11,7 +11,7 @@ import pytest
 import torch
 from cache_dit.caching.cache_contexts.cache_context import CachedContext
 
-from suites.cached import MICRO_DUAL, hits_and_misses, run_cached
+from suites.cached import MICRO_DUAL, hits_and_misses, output_of
 from suites.stock import stock_pipeline
 from suites.support import defaults, fingerprint, load_engine
 from wanref.caching.spec import CacheSpec
@@ -112,7 +112,7 @@ def _is_step(event: Event, index: int) -> bool:
 def test_two_engines_in_one_process_do_not_disturb_each_other() -> None:
     one, two, plain = (load_engine(MICRO_DUAL, defaults=defaults()) for _ in range(3))
     other = CacheSpec("cache-dit", {**OPTIONS, "fn": 2, "threshold": 0.5, "low_max_warmup_steps": 3})
-    alone = run_cached(one, SPEC, REQUEST), run_cached(two, other, REQUEST), plain(REQUEST)
+    alone = output_of(one, REQUEST, SPEC), output_of(two, REQUEST, other), plain(REQUEST)
     assert len({fingerprint(output.latents).digest for output in alone}) == 3
     two.mount(other)
     inner = []
@@ -122,7 +122,7 @@ def test_two_engines_in_one_process_do_not_disturb_each_other() -> None:
             inner.extend([two(REQUEST), plain(REQUEST)])
 
     one.observer = interleave
-    outer = run_cached(one, SPEC, REQUEST)
+    outer = output_of(one, REQUEST, SPEC)
     again = two(REQUEST)
     for output, reference in zip((outer, *inner, again), (*alone, alone[1]), strict=True):
         assert fingerprint(output.latents) == fingerprint(reference.latents)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracle.verdict.decisions import DBCacheTerms, replay_dbcache
-from suites.cached import MICRO, MICRO_DUAL, groups, hits_and_misses, rulings, run_cached, signals
+from suites.cached import MICRO, MICRO_DUAL, groups, hits_and_misses, output_of, rulings, signals
 from suites.stock import run_stock, stock_pipeline
 from suites.support import defaults, fingerprint, load_engine
 from wanref.caching.base import Decision
@@ -35,6 +35,11 @@ BASE = {"fn": 1, "threshold": 0.25, "max_warmup_steps": 4}
 @pytest.fixture(scope="module")
 def micro() -> WanReference:
     return load_engine(MICRO, defaults=defaults())
+
+
+@pytest.fixture(scope="module")
+def micro_bf16() -> WanReference:
+    return load_engine(MICRO, dtype="bfloat16", defaults=defaults())
 
 
 def spec(forced: bool = False, **options: Any) -> CacheSpec:
@@ -76,7 +81,7 @@ def test_decisions_equal_the_independent_replay_over_all_options(tiny: Callable[
             output_type="latent",
         )
         options = {**high, **{f"low_{name}": value for name, value in low.items()}}
-        output = run_cached(engine, spec(forced=forced, **options), request)
+        output = output_of(engine, request, spec(forced=forced, **options))
         assert output.schedule.split == {"high": 5, "low": 5}
         for (expert, branch, _), group in groups(output.decisions).items():
             assert branch == "cond" or scales[expert == "low"] > 1
@@ -112,7 +117,7 @@ def test_no_decision_is_shared_over_a_process_group(micro: WanReference, monkeyp
     )
     monkeypatch.setattr(cache_manager, "dist", world)
     monkeypatch.setattr(pattern_base, "dist", world)
-    assert min(hits_and_misses(run_cached(micro, spec(**BASE), REQUEST).decisions)) > 0
+    assert min(hits_and_misses(output_of(micro, REQUEST, spec(**BASE)).decisions)) > 0
 
 
 # Stock cache-dit, on stock diffusers.
@@ -121,7 +126,8 @@ def test_no_decision_is_shared_over_a_process_group(micro: WanReference, monkeyp
 @pytest.fixture
 def stock(request: pytest.FixtureRequest) -> Iterator[WanPipeline]:
     """A stock pipeline of a class of its own: cache-dit patches the class."""
-    pipe = stock_pipeline(request.param, torch.float32)
+    folder, dtype = request.param
+    pipe = stock_pipeline(folder, dtype)
     pipe.__class__ = type("WanPipeline", (WanPipeline,), {})
     yield pipe
     cache_dit.disable_cache(pipe)
@@ -157,20 +163,23 @@ def check_statistics(transformer: torch.nn.Module, expert: str, decisions: Seque
 
 
 @pytest.mark.parametrize("options", STOCK_OPTIONS)
-@pytest.mark.parametrize("stock", [MICRO], indirect=True)
+@pytest.mark.parametrize(
+    "stock", [(MICRO, torch.float32), (MICRO, torch.bfloat16)], ids=["fp32", "bf16"], indirect=True
+)
 def test_equals_stock_cache_dit_in_steps_differences_and_latents(
-    micro: WanReference, stock: WanPipeline, options: dict[str, Any]
+    micro: WanReference, micro_bf16: WanReference, stock: WanPipeline, options: dict[str, Any]
 ) -> None:
+    engine = micro if stock.transformer.dtype == torch.float32 else micro_bf16
     order = options.get("taylorseer_order", 0)
     calibrator = TaylorSeerCalibratorConfig(taylorseer_order=order) if order else None
     cache_dit.enable_cache(stock, cache_config=config(**options), calibrator_config=calibrator)
-    theirs = run_stock(stock, REQUEST, micro.checkpoint)
-    output = run_cached(micro, spec(**options), REQUEST)
+    theirs = run_stock(stock, REQUEST, engine.checkpoint)
+    output = output_of(engine, REQUEST, spec(**options))
     check_statistics(stock.transformer, "high", output.decisions)
     assert fingerprint(output.latents) == fingerprint(theirs.latents[-1])
 
 
-@pytest.mark.parametrize("stock", [MICRO_DUAL], indirect=True)
+@pytest.mark.parametrize("stock", [(MICRO_DUAL, torch.float32)], indirect=True)
 def test_equals_stock_cache_dit_on_both_experts(stock: WanPipeline) -> None:
     engine = load_engine(MICRO_DUAL, defaults=defaults())
     high = {"fn": 1, "threshold": 0.3, "max_warmup_steps": 1}
@@ -181,14 +190,14 @@ def test_equals_stock_cache_dit_on_both_experts(stock: WanPipeline) -> None:
         params_modifiers=[ParamsModifier(cache_config=config(**each)) for each in (high, low)],
     )
     theirs = run_stock(stock, REQUEST, engine.checkpoint)
-    output = run_cached(engine, spec(**high, **{f"low_{name}": value for name, value in low.items()}), REQUEST)
+    output = output_of(engine, REQUEST, spec(**high, **{f"low_{name}": value for name, value in low.items()}))
     check_statistics(stock.transformer, "high", output.decisions)
     check_statistics(stock.transformer_2, "low", output.decisions)
     assert fingerprint(output.latents) == fingerprint(theirs.latents[-1])
 
 
 @pytest.mark.parametrize("threshold", [0.2, 0.25, 0.3])
-@pytest.mark.parametrize("stock", [MICRO], indirect=True)
+@pytest.mark.parametrize("stock", [(MICRO, torch.float32)], indirect=True)
 def test_equals_diffusers_first_block_cache_with_one_first_block_and_no_warm_up(
     micro: WanReference, stock: WanPipeline, threshold: float
 ) -> None:
@@ -196,7 +205,7 @@ def test_equals_diffusers_first_block_cache_with_one_first_block_and_no_warm_up(
     calls = []
     stock.transformer.blocks[-1].attn1.register_forward_hook(lambda *_: calls.append(1))
     theirs = run_stock(stock, REQUEST, micro.checkpoint)
-    output = run_cached(micro, spec(fn=1, threshold=threshold, max_warmup_steps=0), REQUEST)
+    output = output_of(micro, REQUEST, spec(fn=1, threshold=threshold, max_warmup_steps=0))
     hits, misses = hits_and_misses(output.decisions)
     assert min(hits, misses) > 0
     assert len(calls) == misses

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from oracle.evidence.ranks import RankPool
 from oracle.verdict.decisions import DBCacheTerms, replay_dbcache, replay_teacache, teacache_terms
-from suites.cpu.cached import BASE, MATRIX, CachedRun, cache_for, check_fired, run_cached
+from suites.cached import BASE, MATRIX, CachedRun, cache_for, check_fired, run_cached
 from suites.support import load_engine
 from wanref.caching.base import Decision, StackCall
 from wanref.caching.registry import build_cache

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from suites.cpu.cached import BASE, check_fired, run_cached, verdicts
+from suites.cached import BASE, check_fired, run_cached, verdicts
 from suites.support import born_since, fingerprint, live_tensors, load_engine
 from wanref.caching.error import CacheError
 from wanref.caching.spec import CacheSpec, parse_cache

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from oracle.evidence.ranks import RankPool
-from suites.cpu.cached import BASE, LAYOUTS, MATRIX, CachedRun, cache_for, check_fired, key_of, run_all
+from suites.cached import BASE, LAYOUTS, MATRIX, CachedRun, cache_for, check_fired, key_of, run_all
 from suites.support import first_difference, union
 from wanref.caching.rule import RuleCache
 from wanref.caching.spec import CacheSpec
+from wanref.caching.teacache import DIALECTS
 from wanref.request import Request
 from wanref.topology import parse_topology
 
@@ -123,6 +124,28 @@ def test_a_hit_receives_sends_and_projects_as_natively_and_runs_fewer_blocks(mat
             assert bool(hits) == (kind == "cached"), cache
             most = 4 if of_cache[0].run.topology.startswith("pp1") else 2
             assert all(d.computed_blocks == (1 if "cache-dit" in cache else 0) < most for d in hits), cache
+
+
+# Every dialect with every signal that it knows; the matrix has those that differ most.
+
+USUAL = {"timestep_projection": "0.6,first=1", "timestep_embedding": "1.5", "modulated_input": "0.2"}
+PAIRS = {
+    f"{dialect}, {signal}": f"teacache:coefficients=1/0,dialect={dialect},signal={signal},threshold={USUAL[signal]}"
+    for dialect, rules in DIALECTS.items()
+    for signal in rules.forced
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_dialect_forced_is_native_with_every_signal_it_knows(
+    ranks: RankPool, tiny: Callable[..., Path], dtype: str
+) -> None:
+    assert len(PAIRS) == 7
+    runs = run(ranks, tiny(layout="dual"), "pp2cfg2", dtype, "dual", jobs_for("dual", 2, PAIRS))
+    check_forced(runs)
+    for name in PAIRS:
+        check_fired(runs[name, "cached"])
+        assert runs["none", "native"][0].run.latents not in {r.run.latents for r in runs[name, "cached"]}, name
 
 
 # Guidance on for one expert only, and off.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oracle.evidence.ranks import RankPool
-from suites.cpu.cached import BASE, CachedRun, check_fired, key_of, run_all, run_cached
+from suites.cached import BASE, CachedRun, check_fired, key_of, run_all, run_cached, run_mounted
 from suites.support import defaults, load_engine
 from wanref.caching.base import BlockCache, Decision
 from wanref.caching.error import CacheError
@@ -70,11 +70,10 @@ def test_L2_a_rank_that_runs_only_the_negative_branch_starts_each_request_anew(
 
 def test_L3_each_request_has_its_own_step_count_and_the_same_mask(tiny: Callable[..., Path]) -> None:
     """vllm-omni#2194, #2240, cache-dit#540, #542, sglang#29631. The default step count is the engine's."""
-    engine = load_engine(tiny(), defaults=defaults(steps=6))
     for cache, counts in ((DIT.split(",low")[0], (8, None, 4)), (MASK, (6, None, 6))):
+        engine = load_engine(tiny(), defaults=defaults(steps=6), cache=cache)
         for steps in counts:
-            request = replace(BASE, steps=steps)
-            ran = run_cached(engine, request, cache)
+            ran = run_mounted(engine, replace(BASE, steps=steps))
             check_fired([ran])
             assert len(ran.decisions) == 2 * (steps or 6)
             assert same(ran, fresh(tiny(), replace(BASE, steps=steps or 6), cache))
@@ -87,9 +86,8 @@ def test_L3_each_request_has_its_own_step_count_and_the_same_mask(tiny: Callable
 def test_L4_another_size_and_frame_count_is_as_on_a_fresh_engine(dual: Path, cache: str) -> None:
     """sglang#17140."""
     engine = load_engine(dual, cache=cache)
-    engine.unmount()
     for request in (BASE, replace(BASE, width=48), replace(BASE, frames=5), replace(BASE, frames=9), BASE):
-        ran = run_cached(engine, request, cache)
+        ran = run_mounted(engine, request)
         check_fired([ran])
         assert same(ran, fresh(dual, request, cache))
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from suites.cpu.cached import BASE, CachedRun, check_fired, key_of, run_cached
+from suites.cached import BASE, CachedRun, check_fired, key_of, run_cached, run_mounted
 from suites.support import load_engine
 from wanref import block
 from wanref.caching.base import StackCall
@@ -108,8 +108,7 @@ def test_P1_a_one_step_warm_up_request_leaves_no_state(tiny: Callable[..., Path]
     """vllm-omni#7335, sglang#16490."""
     engine = load_engine(tiny(), cache=cache)
     engine(replace(BASE, steps=1))
-    engine.unmount()
-    after, alone = run_cached(engine, replace(BASE, steps=8), cache), ran(tiny(), cache, steps=8)
+    after, alone = run_mounted(engine, replace(BASE, steps=8)), ran(tiny(), cache, steps=8)
     check_fired([after])
     assert after.verdicts() == alone.verdicts()
     assert after.run.latents == alone.run.latents

@@ -53,6 +53,33 @@ def test_under_torchrun_it_joins_the_ranks_that_are_there(single: Path, one_rank
     assert (tmp_path / "out.safetensors").read_bytes() == one_rank
 
 
+@pytest.mark.parametrize(
+    ("started_by", "topology", "cache", "rows", "fired"),
+    [
+        ("torchrun", "pp1cfg2", "fixed:steps=0.cond=1", [("cond", "0", "1")], True),  # without guidance rank 1 is idle
+        ("torchrun", "pp2cfg1", "fixed:steps=0.cond=1", [("cond", "0", "1"), ("cond", "1", "0")], True),
+        ("itself", "pp2cfg1", "teacache:coefficients=1/0,threshold=0", [("cond", "0", "0"), ("cond", "1", "0")], False),
+    ],
+)
+def test_one_rank_prints_one_table_of_all_ranks_and_judges_the_whole(
+    single: Path, tmp_path: Path, started_by: str, topology: str, cache: str, rows: list[tuple[str, ...]], fired: bool
+) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
+    command = generate(single, tmp_path / "out.safetensors", topology, "--guidance-scale", "1", "--cache", cache)
+    run = subprocess.run(
+        [*(torchrun if started_by == "torchrun" else []), *command],
+        env=os.environ | {"COLUMNS": "160"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    table = [[cell.strip() for cell in line.split("│")[1:-1]] for line in run.stdout.splitlines() if "│" in line]
+    assert [(branch, stage, reused) for _, branch, stage, _, reused, *_ in table] == rows
+    assert run.stdout.count("expert ┃") == 1
+    assert run.stdout.count("never fired") == (not fired)
+
+
 def test_two_torchrun_agents_make_one_world(single: Path, one_rank: bytes, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))

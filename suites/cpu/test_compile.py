@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from suites.cpu.cached import BASE, cache_for, check_fired, run_cached
+from suites.cached import BASE, cache_for, check_fired, run_cached
 from suites.support import load_engine
 
 pytestmark = pytest.mark.cpu

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from oracle.evidence.ranks import RankPool
-from suites.cached import MICRO, MICRO_DUAL, begin_of, decisions_on_rank, groups, run_cached, schedule_of
+from suites.cached import MICRO, MICRO_DUAL, decisions_on_rank, groups, output_of
+from suites.scripted import begin_of, schedule_of
 from suites.support import defaults, fingerprint, load_engine
 from wanref.caching.error import CacheError
 from wanref.caching.fixed import FixedSchedule, parse_reuse_steps
@@ -63,7 +64,7 @@ def test_a_reuse_of_a_branch_that_does_not_run_is_refused() -> None:
 def test_a_schedule_runs_exactly_as_given() -> None:
     engine = load_engine(MICRO, defaults=defaults())
     native = engine(REQUEST)
-    output = run_cached(engine, "fixed:steps=0.cond=2-3+6/0.uncond=5", REQUEST)
+    output = output_of(engine, REQUEST, "fixed:steps=0.cond=2-3+6/0.uncond=5")
     reused = [(d.where.step.index, d.where.branch) for d in output.decisions if d.verdict == "reuse"]
     assert reused == [(2, "cond"), (3, "cond"), (5, "uncond"), (6, "cond")]
     assert len(output.decisions) == 16
@@ -76,8 +77,8 @@ def test_a_schedule_runs_exactly_as_given() -> None:
 
 def test_linear_reuse_runs_from_the_last_two_computed_steps() -> None:
     engine = load_engine(MICRO_DUAL, defaults=defaults())
-    plain = run_cached(engine, "fixed:steps=*.*=2+7", REQUEST)
-    linear = run_cached(engine, "fixed:steps=*.*=2+7,reuse=linear", REQUEST)
+    plain = output_of(engine, REQUEST, "fixed:steps=*.*=2+7")
+    linear = output_of(engine, REQUEST, "fixed:steps=*.*=2+7,reuse=linear")
     for output, origins in ((plain, {2: [1], 7: [6]}), (linear, {2: [0, 1], 7: [5, 6]})):
         found = {d.where.step.index: [o.step for o in d.origins] for d in output.decisions if d.verdict == "reuse"}
         assert found == origins

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from suites.cached import hits_and_misses, run_cached
+from suites.cached import hits_and_misses, output_of
 from suites.support import defaults, load_engine
 from wanref.caching.base import Begin, identity_of
 from wanref.caching.error import CacheError
@@ -127,7 +127,7 @@ def profile_of(engine: WanReference, request: Request, **changes: Any) -> CacheP
 def test_a_profile_runs_where_it_was_calibrated(tiny: Callable[..., Path], path: Path) -> None:
     engine = load_engine(tiny(), defaults=defaults())
     write_profile(path, profile_of(engine, REQUEST))
-    decisions = run_cached(engine, parse_cache(str(path)), REQUEST).decisions
+    decisions = output_of(engine, REQUEST, parse_cache(str(path))).decisions
     assert hits_and_misses(decisions) == (4, 12)
 
 
@@ -163,7 +163,7 @@ def test_a_profile_of_other_weights_or_another_dtype_is_refused(tiny: Callable[.
     for folder, dtype, field in ((tiny(seed=9), "float32", "checkpoint"), (tiny(), "bfloat16", "dtype")):
         other = load_engine(folder, dtype=dtype, defaults=defaults())
         with pytest.raises(CacheError, match=f"{field}: the profile is for"):
-            run_cached(other, CacheSpec("fixed", profile.options, profile), REQUEST)
+            output_of(other, REQUEST, CacheSpec("fixed", profile.options, profile))
 
 
 def test_only_a_profile_that_passed_is_qualified() -> None:
@@ -179,6 +179,17 @@ def test_options_are_read_as_given() -> None:
     spec = parse_cache("cache-dit:fn=2,threshold=0.1,mask=", forced=True)
     assert spec == CacheSpec("cache-dit", {"fn": "2", "threshold": "0.1", "mask": ""}, None, True)
     assert parse_cache("fixed:steps=0.cond=3-5").options == {"steps": "0.cond=3-5"}
+
+
+def test_an_unknown_method_of_a_spec_built_by_hand_is_refused_likewise(tiny: Callable[..., Path]) -> None:
+    spec = CacheSpec("magcache", {})
+    match = "cache='magcache' is not accepted: give one of teacache, fixed, cache-dit"
+    with pytest.raises(CacheError, match=match):
+        load_engine(tiny(), cache=spec)
+    engine = load_engine(tiny())
+    with pytest.raises(CacheError, match=match):
+        engine.mount(spec)
+    assert engine.cache is None
 
 
 @pytest.mark.parametrize("text", ["", "magcache", "TeaCache", "teacache2:threshold=1", ":threshold=1"])

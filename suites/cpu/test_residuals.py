@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures.fakes import ScriptedStack
-from suites.cached import begin_of, call_of, schedule_of
+from suites.scripted import begin_of, call_of, schedule_of
 from wanref.caching.base import Where
 from wanref.caching.error import CacheError
 from wanref.caching.fixed import FixedSchedule

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracle.verdict.decisions import CAPS, FORCED_ENDS, SIGNS, Ruling, TeaCacheTerms, replay_teacache, teacache_terms
-from suites.cached import DictatedStage, begin_of, schedule_of
+from suites.scripted import DictatedStage, begin_of, schedule_of
 from wanref.caching.base import Judgement
 from wanref.caching.error import CacheError
 from wanref.caching.registry import build_cache

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from oracle.evidence.ranks import RankPool
-from suites.cpu.cached import CachedRun, cache_for, check_fired, run_cached
+from suites.cached import CachedRun, cache_for, check_fired, run_cached
 from suites.support import first_difference, load_engine, union
 from wanref.request import Request
 from wanref.topology import parse_topology

@@ -174,6 +174,10 @@ class BlockCache(Protocol):
         """The blocks' output, computed or reused, and what was decided."""
         ...
 
+    def state(self) -> Mapping[str, str]:
+        """A digest of all that is remembered, by `EXPERT.BRANCH`. Empty outside a request."""
+        ...
+
     def end(self) -> None:
         """The request is over, however it ended. Nothing of it stays."""
         ...

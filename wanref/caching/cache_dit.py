@@ -8,6 +8,7 @@ told to be and not a call's parity, and decisions stay on their rank although a 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,8 +19,9 @@ from cache_dit import DBCacheConfig, ForwardPattern, TaylorSeerCalibratorConfig
 from cache_dit.caching.cache_blocks import CachedBlocks, pattern_base
 from cache_dit.caching.cache_contexts.cache_manager import CachedContextManager
 
-from wanref.caching.base import Begin, Decision, Judgement, Origin, Reason, StackCall, check_provenance
+from wanref.caching.base import Begin, Decision, Judgement, Origin, Reason, StackCall, Where, check_provenance
 from wanref.caching.error import CacheError
+from wanref.caching.state import digest_of
 from wanref.checkpoint import Expert
 from wanref.topology import BRANCHES, Branch
 
@@ -75,7 +77,7 @@ class CacheDiT:
         where, slot = call.where, self._slots[call.where.step.expert, call.where.branch]
         for origin, shape, dtype in slot.origins:
             check_provenance(origin, shape, dtype, where, call.hidden)
-        before = slot.manager.accumulated
+        before, slot.manager.where = slot.manager.accumulated, where
         output: torch.Tensor = slot.blocks(call.hidden, call)
         reason, hit, difference = slot.manager.last
         judgement = Judgement(
@@ -93,6 +95,12 @@ class CacheDiT:
         depth = slot.options.taylorseer_order + 1
         slot.origins = [*slot.origins, (origin, call.hidden.shape, call.hidden.dtype)][-depth:]
         return output, call.decided(judgement, self._forced)
+
+    def state(self) -> dict[str, str]:
+        return {
+            f"{expert}.{branch}": digest_of((slot.manager.get_context(_NAME), [o.step for o, _, _ in slot.origins]))
+            for (expert, branch), slot in self._slots.items()
+        }
 
     def end(self) -> None:
         self._slots = {}
@@ -147,15 +155,24 @@ class _Manager(CachedContextManager):  # type: ignore[misc]  # the library has n
         super().__init__(name=_NAME)
         self.forced = forced
         self.last: tuple[Reason, bool, float | None] = ("first", False, None)
+        self.where: Where | None = None
         self._shadow_hit = False
 
     @property
     def accumulated(self) -> float:
         return float(self.get_context(_NAME).accumulated_residual_diff)
 
-    def can_cache(self, *args: Any, **kwargs: Any) -> bool:
-        hit = bool(super().can_cache(*args, **kwargs))
+    def can_cache(self, states_tensor: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
+        """`states_tensor` is what the first blocks have just added to the hidden states."""
+        hit = bool(super().can_cache(states_tensor, *args, **kwargs))
         diff = self.get_current_step_residual_diff()
+        # The library takes a change that is NaN for a large one, and computes on. A negative one says that it compared
+        # nothing, as None does: the residual is looked at in its place.
+        compared = diff is not None and not diff < 0
+        number = float(diff) if compared else float(states_tensor.sum(dtype=torch.float32))
+        if not math.isfinite(number):
+            name = "the change" if compared else "the sum"
+            raise CacheError(f"cache-dit: {name} of the first blocks' residual is {number} at {self.where}.")
         self.last = (self._reason(hit, diff), hit, None if diff is None else float(diff))
         self._shadow_hit = hit and self.forced
         if self._shadow_hit:

@@ -11,14 +11,14 @@ from typing import Any, get_args
 
 from wanref.caching.base import BlockCache
 from wanref.caching.error import CacheError
-from wanref.caching.spec import CacheSpec, Options
+from wanref.caching.spec import CacheSpec, Options, check_method
 from wanref.checkpoint import Checkpoint, Expert
 from wanref.topology import Topology
 
 
 def build_cache(spec: CacheSpec, checkpoint: Checkpoint, topology: Topology) -> BlockCache:
-    """The cache for one rank. Raises CacheError for an option it does not know, lacks, or cannot honour."""
-    return _BUILDERS[spec.method](spec, checkpoint, topology)
+    """The cache for one rank. Raises CacheError for a cache or option that is not known, missing, or not honoured."""
+    return _BUILDERS[check_method(spec.method)](spec, checkpoint, topology)
 
 
 def _teacache(spec: CacheSpec, checkpoint: Checkpoint, topology: Topology) -> BlockCache:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -38,6 +38,10 @@ class ResidualStore:
         key = (step.expert, where.branch)
         depth = 2 if self.reuse == "linear" else 1
         self._kept[key] = (*self._kept.get(key, ()), Residual(output - hidden, step.sigma, origin))[-depth:]
+
+    def state(self, expert: Expert, branch: Branch) -> tuple[Any, ...]:
+        """What is kept of one (expert, branch), without the number of the request."""
+        return tuple((each.origin.step, each.sigma, each.value) for each in self._kept.get((expert, branch), ()))
 
     def has(self, where: Where) -> bool:
         return (where.step.expert, where.branch) in self._kept

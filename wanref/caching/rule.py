@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from wanref.caching.base import Begin, Decision, Judgement, StackCall
 from wanref.caching.residual import ResidualStore, Reuse
+from wanref.caching.state import digest_of
+from wanref.checkpoint import Expert
 from wanref.topology import BRANCHES, Branch
 
 Plan = Mapping[tuple[int, Branch], Mapping[int, Judgement]]
@@ -25,6 +27,10 @@ class Rule(Protocol):
         ...
 
     def judge(self, call: StackCall) -> Judgement: ...
+
+    def state(self, expert: Expert, branch: Branch) -> Any:
+        """What it knows of one (expert, branch): numbers and tensors."""
+        ...
 
 
 class RuleMaker(Protocol):
@@ -43,6 +49,10 @@ class PlannedRule:
         where = call.where
         return self.plan[where.place.stage, where.branch][where.step.index]
 
+    def state(self, expert: Expert, branch: Branch) -> Any:
+        """The plan, which never changes."""
+        return {stage: steps for (stage, planned), steps in self.plan.items() if planned == branch}
+
 
 class RuleCache:
     """Mounts a rule on a rank. `forced` computes every call: the rule is evaluated and recorded, then overridden."""
@@ -54,11 +64,13 @@ class RuleCache:
         self._rule: Rule | None = None
         self._store = ResidualStore(reuse)
         self._plan: Plan | None = None
+        self._experts: tuple[Expert, ...] = ()
 
     def begin(self, begin: Begin) -> None:
         self._store = ResidualStore(self._reuse)
         self._rule = self._make_rule(begin)
         self._plan = None if self._forced else self._rule.plan
+        self._experts = tuple(expert for expert, steps in begin.schedule.split.items() if steps)
 
     def order(self, step: int, branches: tuple[Branch, ...]) -> tuple[Branch, ...]:
         """The order in which a chain had better run `branches` at a step; their given order where nothing is known.
@@ -84,9 +96,20 @@ class RuleCache:
             self._store.keep(call.where, call.hidden, output)
         return output, call.decided(judgement, self._forced)
 
+    def state(self) -> dict[str, str]:
+        rule = self._rule
+        if rule is None:
+            return {}
+        return {
+            f"{expert}.{branch}": digest_of((rule.state(expert, branch), self._store.state(expert, branch)))
+            for expert in self._experts
+            for branch in BRANCHES
+        }
+
     def end(self) -> None:
         self._rule = None
         self._plan = None
+        self._experts = ()
         self._store = ResidualStore(self._reuse)
 
 

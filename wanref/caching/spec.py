@@ -34,7 +34,7 @@ def parse_cache(text: str, forced: bool = False) -> CacheSpec:
     """`METHOD:option=value,...`, or the path of a profile (`*.json`). Raises CacheError naming what is wrong."""
     if text.endswith(".json"):
         profile = read_profile(Path(text))
-        return CacheSpec(_method(profile.method), profile.options, profile, forced)
+        return CacheSpec(check_method(profile.method), profile.options, profile, forced)
     method, _, listed = text.partition(":")
     options: dict[str, str] = {}
     for entry in filter(None, listed.split(",")):
@@ -42,10 +42,11 @@ def parse_cache(text: str, forced: bool = False) -> CacheSpec:
         if not equals or name in options:
             raise CacheError(f"cache={text!r}: {entry!r} is not one option=value, given once.")
         options[name] = value
-    return CacheSpec(_method(method), options, None, forced)
+    return CacheSpec(check_method(method), options, None, forced)
 
 
-def _method(name: str) -> str:
+def check_method(name: str) -> str:
+    """The name, if it is one of a cache. Raises CacheError."""
     if name not in METHODS:
         raise CacheError(f"cache={name!r} is not accepted: give one of {', '.join(METHODS)}, or a profile (*.json).")
     return name

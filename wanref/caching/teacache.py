@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -99,6 +99,8 @@ class LiveRule:
         distance = None
         if state.previous is not None:
             distance = float(_relative_change(signal, state.previous, options.eps))
+        else:
+            _check_first(float(signal.sum(dtype=torch.float32)), options.signal, str(where))
         judgement = _judge(options, state.position, self.counts[expert], distance, state.accumulated, str(where))
         state.position, state.accumulated, state.previous = (
             state.position + 1,
@@ -106,6 +108,9 @@ class LiveRule:
             signal,
         )
         return judgement
+
+    def state(self, expert: Expert, branch: Branch) -> Any:
+        return self.states.get((expert, branch))
 
 
 def _judge(
@@ -134,6 +139,12 @@ def _judge(
     if accumulated < threshold:
         return Judgement("reuse", "threshold", distance, rescaled, before, accumulated, threshold)
     return compute("threshold", rescaled)
+
+
+def _check_first(total: float, signal: Signal, where: str) -> None:
+    """The first signal has no change in which a value that is not finite would show, and all later ones have."""
+    if not math.isfinite(total):
+        raise CacheError(f"teacache: the {signal} signal is not finite at {where}: its sum is {total}.")
 
 
 def _polynomial(coefficients: Sequence[float], x: float) -> float:
@@ -213,7 +224,7 @@ def _timestep_changes(begin: Begin, options: Mapping[Expert, TeaCacheOptions]) -
 
     Each step's embedding is computed at its own shape, as in the loop: a batch of timesteps rounds otherwise.
     """
-    changes: list[torch.Tensor] = []
+    numbers: list[torch.Tensor] = []
     for expert, rule in options.items():
         previous: torch.Tensor | None = None
         for step in begin.schedule:
@@ -222,9 +233,17 @@ def _timestep_changes(begin: Begin, options: Mapping[Expert, TeaCacheOptions]) -
             timesteps = torch.tensor(step.timestep, device=begin.device).expand(begin.batch)
             embedding, projection = begin.stages[expert].time_embedding(timesteps, begin.dtype)
             current = embedding if rule.signal == "timestep_embedding" else projection
-            if previous is not None:
-                changes.append(_relative_change(current, previous, rule.eps))
+            # An expert's first signal has no change. Its sum travels in that place, to be seen to be finite.
+            if previous is None:
+                numbers.append(current.sum(dtype=torch.float32))
+            else:
+                numbers.append(_relative_change(current, previous, rule.eps))
             previous = current
-    values = iter(torch.stack(changes).tolist() if changes else [])
-    split = begin.schedule.split
-    return {expert: [None, *(next(values) for _ in range(split[expert] - 1))] for expert in options}
+    values = iter(torch.stack(numbers).tolist())
+    changes: dict[Expert, list[float | None]] = {}
+    for expert, rule in options.items():
+        total, *rest = (next(values) for _ in range(begin.schedule.split[expert]))
+        index = next(step.index for step in begin.schedule if step.expert == expert)
+        _check_first(total, rule.signal, f"step {index}, both branches, all stages, {expert}-noise expert")
+        changes[expert] = [None, *rest]
+    return changes
