@@ -23,7 +23,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from suites.bench import memory, pipeline, startup, topologies
+from suites.bench import caches, memory, pipeline, startup, topologies, traces
 from suites.bench.figure import BytesDiffer, Figure
 from suites.bench.subject import build_midsize
 
@@ -38,6 +38,8 @@ def main(output: Annotated[Path, typer.Option(help="JSON file to write.")] = Pat
             checkpoint = build_midsize(Path(folder) / "midsize")
             groups = {
                 "wanref and diffusers": lambda: pipeline.measure(checkpoint),
+                "caches": lambda: caches.measure(checkpoint),
+                "traces": lambda: traces.measure(checkpoint),
                 "topologies": lambda: topologies.measure(checkpoint),
                 "memory": lambda: memory.measure(checkpoint),
                 "start-up": startup.measure,

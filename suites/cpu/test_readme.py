@@ -23,6 +23,8 @@ RUNS_THIS_TEST = {"make test", "pytest -m cpu -n 2", "pytest -m gpu --rehearse"}
 """`make test` runs the two others; what runs this test cannot be run by it."""
 NEEDS_GPUS = {"pytest -m gpu --topology pp2cfg2 --checkpoint Wan-AI/Wan2.1-T2V-1.3B-Diffusers"}
 DEMO = "make demo"
+IN_TURN = [command for command in COMMANDS if command.startswith(("wanref verify", "wanref trace"))]
+"""The first records what the others, and an example in Python, look into."""
 WRITES = re.compile(r"--output (\S+)")
 
 
@@ -40,11 +42,11 @@ def recipe(target: str) -> list[str]:
 
 def test_the_readme_has_the_commands_that_this_file_knows() -> None:
     verbs = {command.split()[1] for command in COMMANDS if command.startswith("wanref")}
-    assert verbs == {"generate", "schedule", "inspect"}
+    assert verbs == {"generate", "schedule", "inspect", "verify", "trace"}
     assert set(COMMANDS) >= RUNS_THIS_TEST | NEEDS_GPUS | {DEMO}
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in RUNS_THIS_TEST | NEEDS_GPUS | {DEMO}])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in {*RUNS_THIS_TEST, *NEEDS_GPUS, DEMO, *IN_TURN}])
 def test_readme_command_runs_and_writes_what_it_names(command: str, tmp_path: Path) -> None:
     (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
     done = run(shlex.split(command), tmp_path)
@@ -62,12 +64,31 @@ def test_readme_gpu_command_is_understood_and_says_what_is_missing(command: str)
     assert "passed" not in done.stdout
 
 
-def test_readme_python_example_runs_and_shapes_are_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    monkeypatch.chdir(ROOT)
+def test_readme_commands_of_the_oracle_run_in_turn_and_its_example_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
+    done = [run(shlex.split(command), tmp_path) for command in IN_TURN]
+    assert [each.returncode for each in done] == [0, 0, 0], [each.stdout + each.stderr for each in done]
+    recorded, validated, shown = (each.stdout for each in done)
+    assert "17 of 17 hold" in recorded
+    assert "valid" in validated
+    assert "reuse, threshold" in shown
+    monkeypatch.chdir(tmp_path)
+    assert example("from oracle")["verdict"].holds  # type: ignore[attr-defined]
+
+
+def example(first_words: str) -> dict[str, object]:
+    """The names that the README's example in Python leaves behind."""
+    (code,) = (e for e in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if e.startswith(first_words))
     names: dict[str, object] = {}
-    exec(compile(example, "README.md", "exec"), names)
-    output = names["output"]
+    exec(compile(code, "README.md", "exec"), names)
+    return names
+
+
+def test_readme_python_example_runs_and_shapes_are_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    output = example("from wanref")["output"]
     assert output.video.shape == (1, 17, 64, 64, 3)  # type: ignore[attr-defined]
     assert output.latents.shape[0] == 1  # type: ignore[attr-defined]
     assert output.request.sources["steps"] == "request"  # type: ignore[attr-defined]

@@ -1,0 +1,48 @@
+"""Writes one rank's part of a trace, so that whatever ends the run leaves a trace that says how far it came."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from oracle.evidence.trace import MANIFEST, Record, TraceError, events_file, to_line
+
+
+class TraceWriter:
+    """Events of one rank, each flushed as it comes. Raises TraceError for a folder that this rank has a trace in."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        try:
+            self._events = (folder / events_file(rank)).open("x", encoding="utf-8")
+        except FileExistsError:
+            raise TraceError(f"folder={str(folder)!r} is not accepted: it has a trace. Give a new folder.") from None
+
+    def write(self, record: Record) -> None:
+        # One write of a whole line: what a crash can cut is the last line, and a reader sees that.
+        self._events.write(to_line(record) + "\n")
+        self._events.flush()
+
+    def close(self) -> None:
+        self._events.close()
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Replace the manifest."""
+    write_whole(folder / MANIFEST, lambda draft: draft.write_text(json.dumps(manifest, indent=2) + "\n"))
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """`write` under another name, flushed to the disk, then renamed: under `path` there is all of it or nothing."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        write(draft)
+        with draft.open("rb") as stream:
+            os.fsync(stream.fileno())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
