@@ -106,7 +106,7 @@ class Trace:
         if not file.is_file():
             holes.append(Hole(rank, "recorded nothing: its events file is missing"))
             return
-        with file.open(encoding="utf-8", errors="replace") as stream:
+        with file.open(encoding="utf-8", errors="replace", newline="\n") as stream:
             for number, line in enumerate(stream, 1):
                 try:
                     yield from_line(line)

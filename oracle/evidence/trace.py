@@ -162,6 +162,20 @@ KINDS: Mapping[str, type[Any]] = {
 }
 _KIND_OF = {record: kind for kind, record in KINDS.items()}
 _KEY_FIELDS = tuple(f.name for f in fields(TensorKey))
+_TYPES: Mapping[str, Any] = {
+    **dict.fromkeys(("request", "step", "index", "stage", "occurrence", "sequence", "computed_blocks"), int),
+    **dict.fromkeys(("expert", "verdict", "moment", "digest", "port", "dtype", "operation", "source"), str),
+    "branch": str | None,
+    "block": int | str,
+    "shape": tuple,
+    "peers": tuple,
+    "schedule": tuple,
+    "origins": tuple,
+    "guidance_scale": int | float,
+    "resolved": dict,
+    "digests": dict,
+}
+_STEP_FIELDS = {"index", "timestep", "sigma", "expert", "guidance_scale"}
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -191,14 +205,30 @@ def from_line(line: str) -> Record:
 
 def _read(kind: type[Any], plain: dict[str, Any]) -> Any:
     values = {name: _value(value) for name, value in plain.items()}
+    _check(values)
+    for step in values.get("schedule", ()):
+        _check(step)
+        missing = _STEP_FIELDS - step.keys()
+        if missing:
+            raise KeyError(f"a step of the schedule lacks {', '.join(sorted(missing))}")
     if kind is TensorRecord:
         values["branch"] = values.get("branch")
         values["key"] = TensorKey(**{name: values.pop(name) for name in _KEY_FIELDS})
     if kind is DecisionRecord:
+        for origin in values.get("origins", ()):
+            _check(origin)
         values["origins"] = tuple(OriginRecord(**origin) for origin in values.get("origins", ()))
         for f in fields(DecisionRecord):
             values.setdefault(f.name, None)
     return kind(**values)
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    """What records are sorted and looked up by has its type, so that no reader stumbles over it later."""
+    for name, value in values.items():
+        allowed = _TYPES.get(name)
+        if allowed is not None and (not isinstance(value, allowed) or isinstance(value, bool)):
+            raise TypeError(f"{name} is {value!r}")
 
 
 def _plain(value: Any) -> Any:

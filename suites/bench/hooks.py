@@ -18,7 +18,8 @@ from diffusers import FirstBlockCacheConfig, MagCacheConfig, TaylorSeerCacheConf
 Mount = Callable[[WanPipeline, int, int], AbstractContextManager[None]]
 """Called with the pipeline, its steps, and how many of them are to reuse."""
 
-logging.getLogger("cache_dit").setLevel(logging.ERROR)  # else a dozen lines for each run
+for name in [each for each in logging.root.manager.loggerDict if each.startswith("cache_dit")]:
+    logging.getLogger(name).setLevel(logging.ERROR)  # each has a level of its own, and prints a dozen lines a run
 NEVER = 1_000  # an interval that no run of the bench reaches
 
 
