@@ -22,6 +22,7 @@ from wanref.resolver import resolve
 from wanref.topology import parse_topology
 
 TOPOLOGIES = ("pp1cfg1", "pp1cfg2", "pp2cfg1", "pp2cfg2")
+MUTANTS = Path("artifacts/mutants.json")
 PROMPT = "a red circle moving left over stripes"
 
 traces = typer.Typer(help="Look into recorded traces.", no_args_is_help=True, rich_markup_mode="markdown")
@@ -92,6 +93,74 @@ def verify(
     console.print(verdict_table(rows, f"{checkpoint}: {sum(row.verdict.holds for row in rows)} of {len(rows)} hold"))
     console.print(f"traces   {folder}", highlight=False, soft_wrap=True)
     if not all(row.verdict.holds for row in rows):
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: `wanref mutants --single fixtures/micro --dual fixtures/micro-dual`")
+def mutants(
+    single: Annotated[Path, typer.Option(help="Folder of a small checkpoint with one expert.")],
+    dual: Annotated[Path, typer.Option(help="Folder of a small checkpoint with two experts.")],
+    sample: Annotated[int | None, typer.Option(help="So many faults at random, of all kinds; default: all.")] = None,
+    benign: Annotated[int, typer.Option(help="So many benign variants, drawn at random.")] = 300,
+    seed: Annotated[int, typer.Option(help="Of what is drawn at random.")] = 0,
+    workers: Annotated[int, typer.Option(help="Pools of ranks at work at a time.")] = 2,
+    output: Annotated[Path, typer.Option(help="Where the score is written, with a row for each.")] = MUTANTS,
+) -> None:
+    """Try the oracle: plant known faults, and run benign variants in which it must find nothing.
+
+    Exit code 0 only if all faults were found, 95 % of them pointed at exactly, and there was no false alarm.
+    """
+    from oracle.faults.benign import draw_variants
+    from oracle.faults.catalogue import FAULTS
+    from oracle.faults.score import sample_faults, score
+    from oracle.report.mutants import score_table, write_score
+
+    with usage_errors():
+        open_checkpoint(single)
+        open_checkpoint(dual)
+        for name, value, least in (("sample", sample, 1), ("benign", benign, 0), ("workers", workers, 1)):
+            if value is not None and value < least:
+                raise ValueError(f"{name}={value} is not accepted: give at least {least}.")
+    faults = FAULTS if sample is None else sample_faults(FAULTS, sample, seed)
+    variants = tuple(draw_variants(benign, seed))
+    with Progress(console=errors, transient=True) as progress:
+        task = progress.add_task("trying", total=len(faults) + benign)
+        result = score(
+            faults,
+            variants,
+            {"single": single, "dual": dual},
+            workers,
+            lambda name: progress.update(task, advance=1, description=name),
+        )
+    write_score(output, result)
+    console.print(score_table(result))
+    console.print(f"score    {output}", highlight=False, soft_wrap=True)
+    if not result.passes:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: `wanref diff base/0 base/1 base/2 base/3 base/4 --against head/0 --against head/1`")
+def diff(
+    base: Annotated[list[Path], typer.Argument(help="Traces of at least 5 runs of the base, at level tensor.")],
+    against: Annotated[list[Path], typer.Option(help="A trace of the head; repeat, at least twice.")],
+    locked: Annotated[Path | None, typer.Option(help="Trace of the schedule that every run was to replay.")] = None,
+    alarm_rate: Annotated[float, typer.Option(help="Share of false alarms that is accepted.", min=0, max=1)] = 0.05,
+) -> None:
+    """Say whether runs that do not repeat are the same within their noise. Exit code 0 only if they are."""
+    from oracle.evidence.reader import open_trace
+    from oracle.verdict.runs import compare_runs
+
+    with usage_errors():
+        schedule = None if locked is None else open_trace(locked)
+        verdict = compare_runs([*map(open_trace, base)], [*map(open_trace, against)], schedule, alarm_rate)
+    console.print(str(verdict), markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        f"p {verdict.p_value:.4g}, alarm rate {verdict.alarm_rate:g} (so few runs allow {verdict.attainable:.4g} at "
+        f"best); smallest visible relative distance {verdict.visible:.3g}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if verdict.kind != "same within noise":
         raise typer.Exit(1)
 
 

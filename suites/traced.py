@@ -27,6 +27,8 @@ ASKED = Request(
     max_sequence_length=16,
 )
 TEACACHE = "teacache:coefficients=1/0,dialect=teacache,signal=timestep_projection,threshold=0.6,first=1"
+LIVE = "teacache:coefficients=1/0,dialect=vllm-omni,signal=modulated_input,threshold=0.2"
+"""Decides by the hidden states."""
 CACHE_DIT = "cache-dit:threshold=0.5,max_warmup_steps=1"
 
 Event = dict[str, Any]

@@ -24,10 +24,8 @@ Distances = tuple[K, Floats | None]
 Kind = Literal["decisions changed", "outside noise", "same within noise", "too noisy to say"]
 
 FEWEST_BASE_RUNS = 5
-MOST_RELABELLINGS = 5_000
-"""Beyond, so many are drawn; the p value stays valid, as the true one is among them."""
-_CHUNK = 1 << 18
-_TINY = float(np.finfo(np.float64).tiny)
+MOST_RELABELLINGS = 5_000  # beyond, so many are drawn; the p value stays valid, as the true one is among them
+_CHUNK, _TINY = 1 << 18, float(np.finfo(np.float64).tiny)
 
 
 class BandError(ValueError):
@@ -35,7 +33,7 @@ class BandError(ValueError):
 
 
 class RunView(Protocol[K]):
-    """One run. Arrays are asked for one key at a time, in the order of `keys`, and not kept."""
+    """One run. Arrays are asked for key by key, in the order of `keys`, and not kept."""
 
     @property
     def keys(self) -> Sequence[K]: ...
@@ -63,7 +61,7 @@ class MappedRun(Generic[K]):
 
 @dataclass(frozen=True, slots=True)
 class KeyBand(Generic[K]):
-    """One key: mean distances relative to the base's rms, the statistic, and the head's distance that would alarm."""
+    """One key: mean distances relative to the base's rms, the statistic, and the head's distance at the alarm level."""
 
     key: K
     base: float
@@ -162,17 +160,16 @@ def judge_distances(
             break
         ratios, apart, within = _ratios(pairs, labels)
         # How far a ratio strays from 1 by chance makes the keys comparable.
-        strays = np.abs(ratios - 1)
-        strays = strays[np.isfinite(strays) & (strays > 0)]
+        strays = np.abs(ratios[np.isfinite(ratios) & (ratios != 1)] - 1)
         spread = float(np.median(strays)) if strays.size else 1.0
+        # One-sided: a head nearer to the base than the base's own runs is no alarm.
         scores = np.maximum(ratios - 1, 0) / spread
         np.maximum(largest, scores, out=largest)
         rows.append((key, within, apart, float(scores[0]), spread))
     # An alarm is a score that no more than `allowed` of the relabellings reach, the true one among them.
     allowed = math.floor(alarm_rate * len(labels) + 1e-9)
     level = float(np.sort(largest)[::-1][allowed]) if allowed else math.inf
-    # A score at the level, told as a distance.
-    bands = tuple(KeyBand(*row[:4], row[1] * (1 + level * row[4]) if allowed else math.inf) for row in rows)
+    bands = tuple(KeyBand(*row[:4], row[1] * (1 + level * row[4]) if level < math.inf else math.inf) for row in rows)
     p_value = float(np.mean(largest >= largest[0]))
     visible = min((band.visible for band in bands if band.visible > 0), default=0.0)
     numbers = {"p_value": p_value, "statistic": float(largest[0]), "attainable": 1 / len(labels), "visible": visible}
@@ -205,8 +202,8 @@ def judge_distances(
 def _pairs(arrays: Sequence[npt.NDArray[Any]], base: int, key: object) -> Floats:
     """Distances of each pair, summed over chunks, so that no whole array is widened to float64."""
     flat = [array.reshape(-1) for array in arrays]
-    squares, power, size = np.zeros((len(flat), len(flat))), 0.0, flat[0].size
-    differ = np.zeros(squares.shape, dtype=bool)
+    power, size, square = 0.0, flat[0].size, (len(flat), len(flat))
+    squares, differ = np.zeros(square), np.zeros(square, dtype=bool)
     with np.errstate(over="ignore", under="ignore"):
         for start in range(0, size, _CHUNK):
             chunk = np.stack([array[start : start + _CHUNK].astype(np.float64) for array in flat])
@@ -215,12 +212,12 @@ def _pairs(arrays: Sequence[npt.NDArray[Any]], base: int, key: object) -> Floats
                 gaps = chunk[i + 1 :] - chunk[i]
                 squares[i, i + 1 :] += np.square(gaps).sum(axis=1)
                 differ[i, i + 1 :] |= gaps.any(axis=1)
-        # Zero means equal and nothing else: a difference too small to be squared is the smallest there is.
-        gap = np.where(differ, np.maximum(np.sqrt(squares / size), _TINY), 0.0)
-        scaled = gap / math.sqrt(power / size) if power else gap
+        scaled = np.sqrt(squares / size) / (math.sqrt(power / size) or 1.0)
     if not (math.isfinite(power) and np.isfinite(scaled).all()):
         raise BandError(f"{key}: the squares overflow float64.")
-    return np.asarray(np.where(differ, np.maximum(scaled, _TINY), 0.0) + np.triu(scaled).T, dtype=np.float64)
+    # Zero means equal and nothing else: a difference too small to be squared is the smallest there is.
+    distances = np.where(differ, np.maximum(scaled, _TINY), 0.0)
+    return np.asarray(distances + distances.T)
 
 
 def _relabellings(base: int, head: int) -> npt.NDArray[np.bool_]:
@@ -230,14 +227,14 @@ def _relabellings(base: int, head: int) -> npt.NDArray[np.bool_]:
         labels = np.zeros((len(heads), base + head), dtype=bool)
         np.put_along_axis(labels, heads, True, axis=1)
         return labels
-    draw, true = np.random.default_rng(0), np.arange(base + head) >= base
-    return np.array([true, *(draw.permutation(true) for _ in range(MOST_RELABELLINGS - 1))])
+    true = np.arange(base + head) >= base
+    return np.array([true, *map(np.random.default_rng(0).permutation, [true] * (MOST_RELABELLINGS - 1))])
 
 
 def _ratios(pairs: Floats, labels: npt.NDArray[np.bool_]) -> tuple[Floats, float, float]:
     """Mean head-to-base distance over mean distance within base, for each relabelling; both means of the true one.
 
-    Below 1 for a head less noisy than the base. Where the base does not differ: infinite if every head run does, else 1.
+    Below 1 for a head less noisy than the base. Where the base does not differ: infinite if every head run does, or 1.
     """
     heads = labels.astype(np.float64)
     bases = 1 - heads

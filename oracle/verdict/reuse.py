@@ -28,7 +28,7 @@ def check_reuses(aligned: Aligned) -> Iterator[Finding]:
             other = any(origin.request != decision.request for origin in decision.origins)
             cause: Cause = "state left over" if other else "provenance"
             yield Finding("provenance", cause, spot, says)
-        elif _is_plain(aligned, decision):
+        elif _is_plain(aligned, decision) and aligned.outcomes.get(decision.request, {}).get(rank) == "done":
             try:
                 adds_up = _adds_up(aligned, key, decision)
             except TraceError as error:

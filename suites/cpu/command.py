@@ -6,7 +6,7 @@ from pathlib import Path
 from click.testing import Result
 from typer.testing import CliRunner
 
-from wanref.cli import app
+from oracle.cli import app
 
 WANREF = str(Path(sys.executable).with_name("wanref"))
 PROMPT = "a red square moving left"
