@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,13 +17,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from diffusers import WanPipeline
-from scipy.stats import bootstrap
 
 from suites.bench import hooks
-from suites.bench.figure import BytesDiffer, Figure, interleave, ratios, require_same
+from suites.bench.figure import BytesDiffer, Figure, beside, interleave, interval, ratios, require_same
 from suites.bench.subject import PROMPT, digest, request
 from wanref import WanReference
 from wanref.caching.spec import CacheSpec, parse_cache
@@ -64,7 +62,7 @@ def measure(checkpoint: Path) -> list[Figure]:
         return timing.seconds
 
     interleave(REPETITIONS, {name: partial(run, name, once) for name, once in {**ours, **theirs}.items()})
-    figures = [_figure(name, timings) for name in timings if name[-2:].isdecimal()]
+    figures = _beside_others([_figure(name, timings) for name in timings if name[-2:].isdecimal()])
     plain = [each.seconds for each in timings["native"]]
     forced = {name: [each.seconds for each in timings[name]] for name in timings if name.endswith("_forced")}
     values = {name: ratios(tuple(each), tuple(plain)) for name, each in forced.items()}
@@ -82,14 +80,6 @@ def over_ideal(cached: Timing, native: Timing) -> float:
     return cached.seconds / native.seconds / ideal
 
 
-def interval(values: tuple[float, ...]) -> tuple[float, float]:
-    """95 % bootstrap interval of the median."""
-    if len(set(values)) == 1:
-        return values[0], values[0]
-    found = bootstrap((np.array(values),), np.median, method="percentile", rng=np.random.default_rng(0))
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
-
-
 def _figure(name: str, timings: Mapping[str, list[Timing]]) -> Figure:
     cache, share = name.rsplit("_", 1)
     mine = cache in OURS
@@ -99,6 +89,21 @@ def _figure(name: str, timings: Mapping[str, list[Timing]]) -> Figure:
     low, high = interval(values)
     note = f"{saved:.0%} of the block calls skipped; 95 % interval of the median {low:.3f} to {high:.3f}"
     return Figure(name=f"{cache}_over_ideal_{share}", values=values, at_most=1.02 if mine else None, note=note)
+
+
+def _beside_others(figures: Sequence[Figure]) -> list[Figure]:
+    """Ours, which have a target, with a note of where they stand beside the others at the same share."""
+    noted = []
+    for figure in figures:
+        share = figure.name.rsplit("_", 1)[1]
+        others = [] if figure.at_most is None else [each for each in figures if each.at_most is None]
+        notes = [
+            f"{other.name.removesuffix(f'_over_ideal_{share}')}: {beside(figure.values, other.values)}"
+            for other in others
+            if other.name.endswith(share)
+        ]
+        noted.append(replace(figure, note="; ".join([figure.note, *notes])))
+    return noted
 
 
 def _time_ours(checkpoint: Path) -> dict[str, Callable[[], Timing]]:

@@ -6,6 +6,9 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from scipy.stats import bootstrap
+
 
 class BytesDiffer(AssertionError):
     """Two runs that were timed against each other did not do the same work."""
@@ -44,6 +47,21 @@ def interleave(repetitions: int, runs: Mapping[str, Callable[[], float]]) -> dic
 def ratios(over: tuple[float, ...], under: tuple[float, ...]) -> tuple[float, ...]:
     """The ratio within each repetition."""
     return tuple(a / b for a, b in zip(over, under, strict=True))
+
+
+def interval(values: tuple[float, ...]) -> tuple[float, float]:
+    """95 % bootstrap interval of the median."""
+    if len(set(values)) == 1:
+        return values[0], values[0]
+    found = bootstrap((np.array(values),), np.median, method="percentile", rng=np.random.default_rng(0))
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+
+
+def beside(ours: tuple[float, ...], theirs: tuple[float, ...]) -> str:
+    """Ours over theirs within each repetition: above only if the whole interval of its median is."""
+    low, high = interval(ratios(ours, theirs))
+    verdict = "above" if low > 1 else "below" if high < 1 else "level with"
+    return f"{verdict} {statistics.median(theirs):.3f} ({low:.3f} to {high:.3f} of it)"
 
 
 def require_same(digests: Mapping[str, str]) -> None:

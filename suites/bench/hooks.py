@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import cache_dit
 import torch
@@ -74,7 +74,9 @@ def taylorseer(pipe: WanPipeline, steps: int, reuses: int) -> Iterator[None]:
 
 def first_block_cache(residuals: Sequence[torch.Tensor]) -> Mount:
     """It has a threshold alone, found by its rule on an uncached run's residuals of the first block, one a step."""
-    limits = sorted(_change(one, other) for one, other in combinations(residuals, 2))
+    changes = sorted(_change(one, other) for one, other in combinations(residuals, 2))
+    # Between two changes: on one of them, how the hook rounds its division would decide.
+    limits = [(low + high) / 2 for low, high in pairwise(changes)]
 
     @contextmanager
     def mount(pipe: WanPipeline, steps: int, reuses: int) -> Iterator[None]:
