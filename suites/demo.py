@@ -1,4 +1,5 @@
-"""The main job on real input: four prompts, single and dual, by stock diffusers and in every topology, byte by byte.
+"""The main job on real input: four prompts, single and dual, by stock diffusers and in every topology, byte by byte;
+then the oracle's verdicts on cached runs in every topology, and one planted fault.
 
 python -m suites.demo --artifacts artifacts/demo
 """
@@ -21,11 +22,13 @@ from rich.table import Table
 
 from fixtures.contact_sheet import write_contact_sheet
 from oracle.evidence.ranks import RankPool
+from oracle.faults.scenario import Checkpoints
+from suites.demo_verdicts import show_planted_fault, show_verdicts
 from wanref import Request, WanReference, parse_topology
 from wanref.files import write_video
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-CHECKPOINTS = {"single": FIXTURES / "micro", "dual": FIXTURES / "micro-dual"}
+CHECKPOINTS: Checkpoints = {"single": FIXTURES / "micro", "dual": FIXTURES / "micro-dual"}
 TOPOLOGIES = ("pp1cfg1", "pp1cfg2", "pp2cfg1", "pp2cfg2")
 PROMPTS = (
     "a red circle moving left over stripes",
@@ -85,27 +88,36 @@ def render_with_diffusers() -> dict[Case, Render]:
 
 
 def main(artifacts: Annotated[Path, typer.Option(help="Folder for the videos and the picture.")]) -> None:
-    """Run the demo. Exit code 1 if any bytes differ."""
+    """Run the demo. Exit code 1 if any bytes differ, a claim does not hold, or the oracle points elsewhere."""
     console = Console(width=120)
     artifacts.mkdir(parents=True, exist_ok=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     runs: dict[str, dict[Case, Render]] = {}
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress, RankPool() as pool:
-        task = progress.add_task("stock diffusers", total=1 + len(TOPOLOGIES))
+        task = progress.add_task("stock diffusers", total=2 + 3 * len(TOPOLOGIES))
         (runs["diffusers"],) = pool.run(1, render_with_diffusers, timeout=300)
         for topology in TOPOLOGIES:
             progress.update(task, advance=1, description=f"wanref {topology}")
             parts = pool.run(parse_topology(topology).world_size, render_in_topology, topology, timeout=300)
             runs[topology] = {case: render for part in parts for case, render in part.items()}
         progress.update(task, advance=1)
-    differing = _print_table(console, runs)
+        differing = _print_table(console, runs)
+
+        def done(what: str) -> None:
+            progress.update(task, advance=1, description=what)
+
+        traces = artifacts / "traces"
+        holds = show_verdicts(console, pool, CHECKPOINTS, TOPOLOGIES, traces, done)
+        pointed = show_planted_fault(console, pool, CHECKPOINTS, traces)
     videos = _write_videos(artifacts, runs["pp1cfg1"])
     sheet = artifacts / "contact_sheet.png"
     write_contact_sheet(sheet, {f"{name}: {prompt}": r.video for (name, prompt), r in runs["pp1cfg1"].items()})
     console.print(
-        f"videos   {videos[0].parent} ({len(videos)} MP4s)\npicture  {sheet}", highlight=False, soft_wrap=True
+        f"videos   {videos[0].parent} ({len(videos)} MP4s)\npicture  {sheet}\ntraces   {traces}",
+        highlight=False,
+        soft_wrap=True,
     )
-    sys.exit(1 if differing else 0)
+    sys.exit(1 if differing or not holds or not pointed else 0)
 
 
 def _render(latents: torch.Tensor, video: np.ndarray) -> Render:

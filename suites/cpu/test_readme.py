@@ -31,7 +31,7 @@ WRITES = re.compile(r"--output (\S+)")
 def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
 
 
 def recipe(target: str) -> list[str]:
@@ -94,11 +94,13 @@ def test_readme_python_example_runs_and_shapes_are_as_it_says(monkeypatch: pytes
     assert output.request.sources["steps"] == "request"  # type: ignore[attr-defined]
 
 
-def test_demo_makes_its_videos_and_finds_all_bytes_equal(tmp_path: Path) -> None:
+def test_demo_makes_its_videos_finds_all_bytes_equal_and_points_at_the_planted_fault(tmp_path: Path) -> None:
     command = [str(tmp_path) if part == "artifacts/demo" else part for part in recipe("demo")]
     done = run([sys.executable, *command[1:]], ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "32 of 32 wanref renders are bitwise equal to stock diffusers" in done.stdout
+    assert [f"{name}: 27 of 27 claims hold" in done.stdout for name in ("single", "dual")] == [True, True]
+    assert "reused a residual of the uncond branch" in done.stdout
     assert len(list(tmp_path.glob("*.mp4"))) == 8
     assert (tmp_path / "contact_sheet.png").stat().st_size > 0
 

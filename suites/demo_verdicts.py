@@ -1,0 +1,71 @@
+"""The demo's second half: every contract held against recorded runs of both checkpoints, then one planted fault."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from oracle.evidence.ranks import RankPool
+from oracle.evidence.reader import open_trace
+from oracle.faults.catalogue import FAULTS
+from oracle.faults.scenario import Checkpoints
+from oracle.faults.trial import References, try_scenario
+from oracle.report.tables import verdict_table
+from oracle.verdict.localise import locate
+from oracle.verdict.matrix import Matrix, judge_matrix, record_matrix
+from wanref.caching.spec import parse_cache
+from wanref.request import EngineDefaults, Request
+
+FAULT = "branch-one-slot-for-both"
+STEPS = 8
+TEACACHE = "teacache:signal=timestep_projection,coefficients=1/0,threshold=0.3,first=2"
+LOW = ",coefficients_low=1/0"
+DBCACHE = "cache-dit:threshold=0.4,max_warmup_steps=2,low_threshold=0.4,low_max_warmup_steps=1"
+
+
+def matrix(name: str, checkpoint: Path, topologies: tuple[str, ...]) -> Matrix:
+    """Eight steps of one request, under TeaCache and Cache-DiT."""
+    teacache, dbcache = (TEACACHE + LOW, DBCACHE) if name == "dual" else (TEACACHE, DBCACHE.partition(",low_")[0])
+    return Matrix(
+        checkpoint=str(checkpoint),
+        request=Request(prompt="a red circle moving left over stripes", steps=STEPS, guidance_scale=4.0, seed=7),
+        topologies=topologies,
+        caches={"teacache": parse_cache(teacache), "cache-dit": parse_cache(dbcache)},
+        defaults=EngineDefaults(steps=STEPS),
+    )
+
+
+def show_verdicts(
+    console: Console,
+    pool: RankPool,
+    checkpoints: Checkpoints,
+    topologies: tuple[str, ...],
+    folder: Path,
+    done: Callable[[str], object],
+) -> bool:
+    """Record and judge; True if every claim holds. Traces of an earlier demo make way."""
+    shutil.rmtree(folder, ignore_errors=True)
+    holds = True
+    for name, checkpoint in checkpoints.items():
+        asked = matrix(name, checkpoint, topologies)
+        failed = record_matrix(asked, folder / name, pool, lambda topology, of=name: done(f"oracle: {of} {topology}"))  # type: ignore[misc]
+        rows = list(judge_matrix(asked, folder / name, failed))
+        holding = sum(row.verdict.holds for row in rows)
+        console.print(verdict_table(rows, f"{name}: {holding} of {len(rows)} claims hold"))
+        holds = holds and holding == len(rows)
+    return holds
+
+
+def show_planted_fault(console: Console, pool: RankPool, checkpoints: Checkpoints, folder: Path) -> bool:
+    """Plant one fault, and print where the oracle points; True if that is where it was planted."""
+    (fault,) = (each for each in FAULTS if each.id == FAULT)
+    references = References(checkpoints, folder)
+    trial = try_scenario(fault.scenario, fault.plant, references, pool, folder / "planted")
+    reference = references.get(fault.scenario.reference, pool)
+    location = locate(reference, open_trace(folder / "planted"), trial.verdict)
+    console.print(f"planted  {fault.id}: {fault.breaks} (as in {fault.source})", highlight=False)
+    console.print(f"found    {'nothing' if location is None else location.sentence}", highlight=False)
+    return fault.pointed(trial.verdict)
