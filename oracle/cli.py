@@ -83,6 +83,11 @@ def verify(
         )
         check_choice("dtype", dtype, DTYPES)
         resolve(matrix.request, matrix.defaults, opened)
+        from wanref.caching.registry import build_cache
+
+        for name in matrix.run:
+            for spec in matrix.caches.values():
+                build_cache(spec, opened, parse_topology(name))
     from oracle.evidence.ranks import RankPool
     from oracle.report.tables import verdict_table
 

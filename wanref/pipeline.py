@@ -24,7 +24,7 @@ from wanref.observe import Event, Observer, RequestEvent, StateEvent
 from wanref.option import DEVICES, DTYPES, check_choice
 from wanref.output import Output
 from wanref.parts import Parts, load_parts_together, needed_experts
-from wanref.plan import Plan, Refused, agree_on_plan
+from wanref.plan import Plan, Refused, agree_on_plan, latents_shape
 from wanref.request import EngineDefaults, Request, ResolvedRequest
 from wanref.resolver import resolve
 from wanref.schedule import Schedule, build_schedule, make_solver
@@ -242,7 +242,7 @@ class WanReference:
 
     def _begin_cache(self, spec: CacheSpec, cache: BlockCache, request: ResolvedRequest, schedule: Schedule) -> None:
         """Part of planning, so that what a cache refuses on one rank is refused on all before any work."""
-        shape = self._latents_shape(request)
+        shape = latents_shape(request, self.checkpoint)
         begin = Begin(schedule, self.place, self.stages, shape, self.dtype, self.device)
         if spec.profile is not None:
             spec.profile.check(identity_of(begin, self.checkpoint.identity()))
@@ -273,18 +273,8 @@ class WanReference:
         shape = (request.videos, request.max_sequence_length, self.checkpoint.transformer["text_dim"])
         return self.exchange.broadcast(embeds, shape, self.dtype, source=0)
 
-    def _latents_shape(self, request: ResolvedRequest) -> tuple[int, ...]:
-        frames_per_latent, pixels_per_latent = self.checkpoint.latent_scale
-        return (
-            request.videos,
-            self.checkpoint.transformer["in_channels"],
-            (request.frames - 1) // frames_per_latent + 1,
-            request.height // pixels_per_latent,
-            request.width // pixels_per_latent,
-        )
-
     def _draw_latents(self, request: ResolvedRequest) -> torch.Tensor:
-        shape = self._latents_shape(request)
+        shape = latents_shape(request, self.checkpoint)
         # Drawn once and sent, seeded or not: a caller's generators need not be in step on all ranks.
         noise = draw_noise(request.noise, shape, self.device) if self.place.rank == 0 else None
         return self.exchange.broadcast(noise, shape, torch.float32, source=0)

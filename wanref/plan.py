@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from wanref.checkpoint import Checkpoint
 from wanref.exchange import Exchange
 from wanref.request import ResolvedRequest
 from wanref.schedule import Schedule, Solver
@@ -52,6 +53,18 @@ def agree_on_plan(make: Callable[[], Plan], exchange: Exchange) -> Plan:
         if other["digest"] != notes[0]["digest"]:
             raise Refused(ValueError(f"ranks 0 and {rank} were given different requests: give every rank the same."))
     return replace(plan, request=_with_seeds(plan.request, notes[0]["seeds"]))
+
+
+def latents_shape(request: ResolvedRequest, checkpoint: Checkpoint) -> tuple[int, ...]:
+    """[batch, channels, frames, height, width] of a request's latents."""
+    frames_per_latent, pixels_per_latent = checkpoint.latent_scale
+    return (
+        request.videos,
+        checkpoint.transformer["in_channels"],
+        (request.frames - 1) // frames_per_latent + 1,
+        request.height // pixels_per_latent,
+        request.width // pixels_per_latent,
+    )
 
 
 def _draw_seeds(request: ResolvedRequest) -> list[int]:

@@ -6,8 +6,8 @@ the output of each attention and feed-forward. A value is recorded first, as the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -26,8 +26,12 @@ MODULES = {"attn1": "attn1.to_out.0", "attn2": "attn2.to_out.0", "ffn": "ffn"}
 """Ports inside a block, and the module of diffusers' block whose output each is."""
 
 
-def make_lock(name: LockName, reference: Trace, owner: Callable[[TensorKey], int]) -> Lock | None:
-    """The lock of that name. `owner` gives the rank whose file holds the reference's value at a key."""
+def make_lock(name: LockName, reference: Trace, owners: Mapping[TensorKey, int]) -> Lock | None:
+    """The lock of that name. `owners`: for each key of the reference, the rank whose file holds its value.
+
+    A block that only the candidate ran has no value there and stays as it is; the comparison says so. The lock raises
+    TraceError where the reference has no latents: it would lock nothing.
+    """
     if name == "free":
         return None
 
@@ -36,10 +40,11 @@ def make_lock(name: LockName, reference: Trace, owner: Callable[[TensorKey], int
         is_hidden = key.block == "embed" or (isinstance(key.block, int) and key.port == "output")
         is_module = key.port in MODULES
         if is_latents or (is_hidden and name != "step") or (is_module and name == "module"):
-            # A block that only this side ran has no value there and stays as it is; the comparison says so.
-            with suppress(TraceError):
-                value = torch.from_numpy(reference.array(key, owner(key)).copy())
+            if key in owners:
+                value = torch.from_numpy(reference.array(key, owners[key]).copy())
                 tensor.copy_(value.to(tensor.dtype))
+            elif is_latents:
+                raise TraceError(f"{reference.folder} has no latents at {key}: the {name} lock would lock nothing.")
 
     return lock
 

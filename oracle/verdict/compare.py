@@ -19,7 +19,6 @@ from oracle.verdict.coverage import check_coverage
 from oracle.verdict.finding import LAYERS, Finding, Spot, Verdict
 from oracle.verdict.reuse import check_reuses
 from oracle.verdict.state import check_states
-from wanref.observe import TensorKey
 
 
 def compare(
@@ -30,12 +29,13 @@ def compare(
 ) -> Verdict:
     """The candidate held against the reference. `requests`: only this request of the one and that of the other.
 
-    Raises ValueError for a contract whose bound needs tensors: see `oracle.verdict.bounded`.
+    Raises ValueError for a bounded contract: bytes cannot judge it.
     """
     contract = CONTRACTS[contract] if isinstance(contract, str) else contract
     if contract.tensors == "bounded":
         raise ValueError(
-            f"contract={contract.name!r} is bounded: it is judged under a lock, by oracle.verdict.bounded."
+            f"contract={contract.name!r} is bounded, and is not judged by bytes: measure its modules under a lock with "
+            "oracle.verdict.tolerance."
         )
     one, other = align(reference), align(candidate)
     if requests is not None:
@@ -46,14 +46,9 @@ def compare(
         *_decisions(one, other, contract),
         *check_reuses(other),
         *check_states(one, other, contract),
+        *_tensors(one, other, contract),
     ]
-    compared = 0
-    if contract.tensors == "bitwise":
-        shared = [key for key in other.ordered if key in one.tensors]
-        compared = len(shared)
-        found += _tensors(one, other, shared)
-    else:
-        compared = len(other.tensors)
+    compared = len(one.tensors.keys() & other.tensors.keys())
     verdicts = [decision.verdict for decision in other.decisions.values()]
     found += [Finding("coverage", "missing evidence", Spot(), "not one value was compared")] if not compared else []
     return Verdict(
@@ -85,7 +80,7 @@ def _when(finding: Finding) -> tuple[Any, ...]:
 
 
 def _decisions(one: Aligned, other: Aligned, contract: Contract) -> Iterator[Finding]:
-    if contract.decisions != "same":
+    if contract.decisions == "none":
         return
     for key in sorted(one.decisions.keys() | other.decisions.keys(), key=lambda k: (k[0], k[1], k[3], k[2])):
         a, b = one.decisions.get(key), other.decisions.get(key)
@@ -93,6 +88,9 @@ def _decisions(one: Aligned, other: Aligned, contract: Contract) -> Iterator[Fin
         spot = Spot(request, step, None, branch, stage=stage, rank=other.rank_of(stage, branch))
         if a is None or b is None:
             yield Finding("decisions", "decision", spot, f"decided {'here' if a is None else 'in the reference'} only")
+        elif contract.decisions == "verdicts":
+            if a.verdict != b.verdict:
+                yield Finding("decisions", "decision", spot, f"{b.verdict}, and {a.verdict} in the reference")
         elif (says := _difference(a, b)) is not None:
             yield Finding("decisions", "decision", replace(spot, expert=b.expert), says)
 
@@ -112,15 +110,19 @@ def _plain(origin: OriginRecord) -> tuple[int, str, str, int]:
     return (origin.step, origin.expert, origin.branch, origin.stage)
 
 
-def _tensors(one: Aligned, other: Aligned, keys: list[TensorKey]) -> Iterator[Finding]:
-    last = max((key.step for key in keys if key.block == "scheduler"), default=0)
-    for key in keys:
+def _tensors(one: Aligned, other: Aligned, contract: Contract) -> Iterator[Finding]:
+    """Values that are not finite, which are wrong wherever they also are, and, where bytes are claimed, other bytes."""
+    last = max((key.step for key in other.ordered if key.block == "scheduler"), default=0)
+    for key in other.ordered:
         a, b = one.owner(key), other.owner(key)
-        if a is None or b is None or same_value(a, b):
+        if b is None:
+            continue
+        differs = contract.tensors == "bitwise" and a is not None and not same_value(a, b)
+        if not differs and not b.record.nan and not b.record.inf:
             continue
         final = key.block == "decode" or (key.block == "scheduler" and key.step == last)
         spot = replace(spot_of(key, other), rank=b.rank)
-        yield Finding("output" if final else "tensors", "arithmetic", spot, _how(a, b))
+        yield Finding("output" if final else "tensors", "arithmetic", spot, _how(a or b, b))
 
 
 def _how(a: Replica, b: Replica) -> str:

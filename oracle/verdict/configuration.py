@@ -10,13 +10,15 @@ from oracle.verdict.align import Aligned
 from oracle.verdict.contracts import Contract
 from oracle.verdict.finding import Finding, Spot
 
-CONFIGURATION = ("checkpoint", "scheduler", "block_epsilon", "layers", "dtype", "cache", "topology", "world_size")
-ENVIRONMENT = ("device", "threads", "libraries", "python")
+_MANIFEST = (
+    *("checkpoint", "scheduler", "block_epsilon", "layers", "dtype", "cache", "topology", "world_size"),
+    *("device", "threads", "libraries", "python"),
+)
 _FREE = ("sources", "overridden")  # who decided a value is no part of the value
 
 
 def check_configuration(one: Aligned, other: Aligned, contract: Contract) -> Iterator[Finding]:
-    for name in (*CONFIGURATION, *ENVIRONMENT):
+    for name in _MANIFEST:
         a, b = one.manifest.get(name), other.manifest.get(name)
         if a != b and name not in contract.may_differ:
             yield Finding("configuration", "configuration", Spot(), f"{name} is {b!r}, and {a!r} in the reference")

@@ -11,9 +11,9 @@ Tensors = Literal["bitwise", "bounded", "intended"]
 """bitwise: T0, the same bytes at every key. bounded: T1 under a lock beside T2's drift. intended: T3, an error by
 design, which no comparison calls equivalent; the gates of a campaign judge it."""
 
-Decisions = Literal["same", "rule", "none"]
-"""same: equal verdicts for equal reasons by equal numbers. rule: what the rules said, forced or not, for the record.
-none: there is nothing to compare."""
+Decisions = Literal["same", "verdicts", "none"]
+"""same: equal verdicts for equal reasons by equal numbers. verdicts: equal verdicts, whatever the reasons. none: they
+are not compared; a cached run's are held against its forced twin's by `oracle.verdict.twin`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +57,20 @@ CONTRACTS = {
             cached=True,
         ),
         Contract(
-            "replay", "a cached run, and its recorded schedule replayed", "bitwise", "rule", ("cache",), cached=True
+            "replay",
+            "a cached run, and its recorded schedule replayed on any topology that can",
+            "bitwise",
+            "verdicts",
+            ("cache", "topology", "world_size"),
+            cached=True,
         ),
-        Contract("cached", "a cached run and its forced twin", "intended", "rule", ("cache",), cached=True),
+        Contract("cached", "a cached run and its forced twin", "intended", "none", ("cache",), cached=True),
         Contract(
             "kernels",
             "bf16 or fp16 by other kernels, threads or compilers",
             "bounded",
             "same",
-            ("threads", "device", "libraries", "host", "python"),
+            ("threads", "device", "libraries", "python"),
         ),
     )
 }

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oracle.evidence.reader import open_trace
+from oracle.evidence.reader import Trace, open_trace
 from oracle.evidence.trace import Level, TraceError
 from oracle.verdict.compare import compare
 from oracle.verdict.finding import Finding, Spot, Verdict
 from oracle.verdict.localise import locate
-from oracle.verdict.twin import AGAIN, NATIVE, cached_folder, judge_triplet, record_triplets
+from oracle.verdict.twin import AGAIN, NATIVE, cached_folder, forced_folder, judge_triplet, record_triplets
 from wanref.topology import parse_topology
 
 if TYPE_CHECKING:
@@ -87,9 +87,11 @@ def judge_matrix(matrix: Matrix, folder: Path, failed: Mapping[str, str]) -> Ite
         yield _row(topology, "", here / NATIVE, here / AGAIN, "used engine")
         for cache in matrix.caches:
             verdicts, loops = judge_triplet(here, cache)
-            for verdict in verdicts.values():
-                sentence = verdict.sentence
-                if verdict.contract == "cached" and verdict.holds:
+            parts = {"forced": (NATIVE, forced_folder(cache)), "cached": (forced_folder(cache), cached_folder(cache))}
+            for contract, verdict in verdicts.items():
+                reference, candidate = (open_trace(here / part) for part in parts[contract])
+                sentence = _sentence(reference, candidate, verdict)
+                if contract == "cached" and verdict.holds:
                     sentence += f"; {len(loops.differing)} of {loops.calls} decisions differ from the open loop's"
                 yield Row(topology, cache, verdict, sentence)
             grid = parse_topology(topology)
@@ -106,8 +108,12 @@ def _row(topology: str, cache: str, reference: Path, candidate: Path, contract: 
         finding = Finding("coverage", "missing evidence", Spot(), str(error))
         return Row(topology, cache, Verdict(contract, (finding,), 0), str(error))
     verdict = compare(one, other, contract)
-    location = locate(one, other, verdict)
-    return Row(topology, cache, verdict, verdict.sentence if location is None else location.sentence)
+    return Row(topology, cache, verdict, _sentence(one, other, verdict))
+
+
+def _sentence(reference: Trace, candidate: Trace, verdict: Verdict) -> str:
+    location = locate(reference, candidate, verdict)
+    return verdict.sentence if location is None else location.sentence
 
 
 def _what_happened(broken: Mapping[int, Outcome]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy.typing as npt
@@ -24,14 +25,14 @@ class TraceRun:
 
     aligned: Aligned
 
-    @property
+    @cached_property
     def keys(self) -> Sequence[Place]:
         aligned = self.aligned
         return [
             key for key in aligned.ordered if (owner := aligned.owner(key)) is not None and owner.record.dtype in FLOATS
         ]
 
-    @property
+    @cached_property
     def decisions(self) -> Mapping[Place, str]:
         return {key: decision.verdict for key, decision in sorted(self.aligned.decisions.items())}
 

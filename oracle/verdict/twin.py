@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oracle.evidence.reader import open_trace
 from oracle.verdict.align import Aligned, DecisionKey, align
@@ -60,7 +60,7 @@ def judge_triplet(folder: Path, cache: str) -> tuple[dict[str, Verdict], Loops]:
     cached = open_trace(folder / cached_folder(cache))
     loops = compare_loops(align(forced), align(cached))
     verdict = compare(forced, cached, "cached")
-    if loops.differing and _by_timestep_alone(align(cached)):
+    if loops.differing and _by_timestep_alone(cached.manifest["cache"] or {}):
         request, step, branch, stage = loops.differing[0]
         says = "the rule decides by the timestep alone, but decided otherwise than on unharmed inputs"
         finding = Finding("decisions", "decision", Spot(request, step, None, branch, None, stage), says)
@@ -79,8 +79,7 @@ def compare_loops(forced: Aligned, cached: Aligned) -> Loops:
     return Loops(len(keys), tuple(differing))
 
 
-def _by_timestep_alone(aligned: Aligned) -> bool:
-    cache = aligned.manifest["cache"] or {}
+def _by_timestep_alone(cache: Mapping[str, Any]) -> bool:
     return cache.get("method") == "fixed" or cache.get("options", {}).get("signal") in TIMESTEP_SIGNALS
 
 

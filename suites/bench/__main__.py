@@ -23,6 +23,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from oracle.evidence.writer import write_whole
 from suites.bench import caches, memory, pipeline, startup, topologies, traces
 from suites.bench.figure import BytesDiffer, Figure
 from suites.bench.subject import build_midsize
@@ -76,9 +77,8 @@ def _table(figures: Sequence[Figure]) -> Table:
 
 def _write(output: Path, figures: Sequence[Figure]) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
-    draft = output.with_name(f".{output.name}.partial")
-    draft.write_text(json.dumps({figure.name: round(figure.median, 4) for figure in figures}, indent=2) + "\n")
-    os.replace(draft, output)
+    medians = json.dumps({figure.name: round(figure.median, 4) for figure in figures}, indent=2)
+    write_whole(output, lambda draft: draft.write_text(medians + "\n"))
 
 
 if __name__ == "__main__":

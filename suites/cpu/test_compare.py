@@ -277,6 +277,35 @@ def test_a_nan_is_named_and_never_equal_to_a_number(recorded: dict[str, Trace], 
     check(verdict, "tensors", "step 1", "3 NaN")
 
 
+def test_a_nan_on_both_sides_or_in_a_cached_run_does_not_hold(recorded: dict[str, Trace], tmp_path: Path) -> None:
+    def nan(event: Event) -> Event:
+        if event["kind"] == "tensor" and (event["step"], event["block"]) == (2, "combine"):
+            event.update(nan=3)
+        return event
+
+    both = edited(recorded["native"], tmp_path / "t", nan)
+    check(compare(both, both, "rerun"), "tensors", "step 2", "3 NaN")
+    cached = edited(recorded["cached"], tmp_path / "u", nan, rank=1)
+    check(compare(recorded["forced"], cached, "cached"), "tensors", "step 2", "3 NaN")
+
+
+def test_a_replay_that_decides_otherwise_is_found_whatever_its_reasons(
+    recorded: dict[str, Trace], tmp_path: Path
+) -> None:
+    def flip(event: Event) -> Event:
+        if event["kind"] == "decision" and event["step"] == 1:
+            event["verdict"] = "compute"
+        return event
+
+    def reason(event: Event) -> Event:
+        return {**event, "reason": "schedule"} if event["kind"] == "decision" else event
+
+    cached = recorded["cached"]
+    assert compare(cached, edited(cached, tmp_path / "t", reason), "replay").holds
+    verdict = compare(cached, edited(cached, tmp_path / "u", flip), "replay")
+    assert any(f.says == "compute, and reuse in the reference" for f in verdict.findings if f.layer == "decisions")
+
+
 def test_an_earlier_layer_is_the_verdict_and_later_ones_are_still_reported(
     recorded: dict[str, Trace], tmp_path: Path
 ) -> None:

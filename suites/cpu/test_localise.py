@@ -12,12 +12,13 @@ import torch
 from oracle.evidence.lock import LOCKS, LockName, make_lock, module_ports
 from oracle.evidence.probe import recording
 from oracle.evidence.reader import Trace, open_trace
+from oracle.evidence.trace import TraceError
 from oracle.verdict.align import align
 from oracle.verdict.localise import climb
 from suites.support import defaults, load_engine
 from suites.traced import ASKED
 from wanref.denoise import RequestAborted
-from wanref.observe import StepEvent
+from wanref.observe import StepEvent, TensorKey
 from wanref.pipeline import WanReference
 
 pytestmark = pytest.mark.cpu
@@ -55,7 +56,7 @@ def run(
     chosen = None
     if of is not None:
         one = align(of)
-        chosen = make_lock(lock, of, lambda key: one.tensors[key][0].rank if key in one.tensors else 0)
+        chosen = make_lock(lock, of, {key: replicas[0].rank for key, replicas in one.tensors.items()})
     with (
         recording(engine, folder, "tensor", lock=chosen) as probe,
         module_ports(engine, probe),
@@ -155,3 +156,13 @@ def test_a_lock_gives_what_follows_the_references_values(tiny: Callable[..., Pat
             assert {key.block for key in differing} == {1}
         if name == "module":
             assert {key.port for key in differing} == {"ffn"}
+
+
+def test_a_lock_on_a_reference_without_latents_is_refused_and_not_a_lock_of_nothing(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    reference = run(tmp_path / "reference", tiny())
+    lock = make_lock("step", reference, {})
+    assert lock is not None
+    with pytest.raises(TraceError, match="would lock nothing"):
+        lock(TensorKey(0, 0, "high", None, "scheduler"), torch.zeros(1))

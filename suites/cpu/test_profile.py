@@ -16,6 +16,7 @@ from wanref.caching.profile import VERSION, CacheProfile, ProfileIdentity, read_
 from wanref.caching.scope import SCOPES, Scope
 from wanref.caching.spec import METHODS, CacheSpec, parse_cache
 from wanref.pipeline import WanReference
+from wanref.plan import latents_shape
 from wanref.request import Request
 
 pytestmark = pytest.mark.cpu
@@ -118,7 +119,7 @@ def test_another_identity_is_refused_with_both_values_of_each_field(field: str) 
 def profile_of(engine: WanReference, request: Request, **changes: Any) -> CacheProfile:
     """A fixed schedule, as if it had been calibrated on this engine and request."""
     plan = engine._plan(request)
-    shape = engine._latents_shape(plan.request)
+    shape = latents_shape(plan.request, engine.checkpoint)
     begin = Begin(plan.schedule, engine.place, engine.stages, shape, engine.dtype, engine.device)
     identity = identity_of(begin, engine.checkpoint.identity())
     return CacheProfile("fixed", {"steps": "*.*=3+5"}, replace(identity, **changes), "this test", True)

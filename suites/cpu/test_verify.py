@@ -63,6 +63,9 @@ def test_a_cache_that_never_fires_fails_its_claim_and_the_command(tiny: Callable
     assert done.exit_code == 1, done.output
     assert "2 of 3 hold" in done.stdout
     assert "no call decided to reuse" in " ".join(done.stdout.replace("│", " ").split())
+    wrong = invoke("verify", tiny(), "--traces", str(tmp_path / "new"), "--cache", "cache-dit:depth=3", *size)
+    assert wrong.exit_code == 2
+    assert "depth" in wrong.stderr
     again = invoke("verify", tiny(), "--traces", folder, *size)
     assert again.exit_code == 2
     assert "not empty" in again.stderr
@@ -109,6 +112,8 @@ def test_a_recorded_schedule_replayed_on_another_topology_gives_the_cached_runs_
     again = record_trace(ranks, tiny(), tmp_path / "again", replayed, f"fixed:steps={steps}")
     one, other = align(cached), align(again)
     assert compare_loops(one, other).differing == ()
+    verdict = compare(cached, again, "replay")
+    assert verdict.holds, verdict.sentence
     final = [key for key in one.ordered if key.block == "scheduler"][-1]
     assert one.tensors[final][0].record.digest == other.tensors[final][0].record.digest
     assert {d.verdict for d in other.decisions.values()} == {"compute", "reuse"}

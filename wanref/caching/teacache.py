@@ -63,9 +63,7 @@ class TeaCacheOptions:
     input_range: tuple[float, float] | None = None
 
 
-def options_of(
-    dialect: str, signal: Signal, coefficients: Sequence[float], threshold: float, **changes: float
-) -> TeaCacheOptions:
+def options_of(dialect: str, signal: Signal, coefficients: Sequence[float], threshold: float) -> TeaCacheOptions:
     """A dialect's rule. Raises CacheError for a signal that the dialect does not know."""
     rules = DIALECTS[dialect]
     if signal not in rules.forced:
