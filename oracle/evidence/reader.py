@@ -70,6 +70,10 @@ class Trace:
             match = re.fullmatch(r"rank(\d+)\.events\.jsonl", file.name)
             if match and int(match[1]) >= self.world_size:
                 holes.append(Hole(int(match[1]), f"recorded, though the world has {self.world_size} ranks"))
+        for file in sorted(self.folder.glob("rank*.incomplete.txt")):
+            rank = re.match(r"rank(\d+)\.", file.name)
+            says = file.read_text("utf-8", errors="replace").strip()
+            holes.append(Hole(int(rank[1]) if rank else 0, f"is incomplete: {says}"))
         return records, tuple(holes)
 
     @property

@@ -1,7 +1,8 @@
 """What a trace holds: the events of a run as plain records, and their form on disk. Needs neither torch nor NumPy.
 
 A trace is a folder: `manifest.json`, one `rankN.events.jsonl` a rank, and at level `tensor` one
-`requestRRR.rankN.stepSSSS.safetensors` for each step. `trace.schema.json` beside this file describes all of it.
+`requestRRR.rankN.stepSSSS.safetensors` for each step; `rankN.processP.incomplete.txt` says why a process stopped
+recording. `trace.schema.json` beside this file describes all of it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ def events_file(rank: int) -> str:
 
 def tensors_file(request: int, rank: int, step: int) -> str:
     return f"request{request:03d}.rank{rank}.step{step:04d}.safetensors"
+
+
+def incomplete_file(rank: int, process: int) -> str:
+    """Where a process that had to stop recording says so."""
+    return f"rank{rank}.process{process}.incomplete.txt"
 
 
 def tensor_name(key: TensorKey) -> str:

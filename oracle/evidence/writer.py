@@ -11,8 +11,12 @@ from typing import Any
 from oracle.evidence.trace import MANIFEST, Record, TraceError, events_file, to_line
 
 
+class TraceExists(TraceError):
+    """The folder has a trace of this rank already."""
+
+
 class TraceWriter:
-    """Events of one rank, each flushed as it comes. Raises TraceError for a folder that this rank has a trace in."""
+    """Events of one rank, each flushed as it comes. Raises TraceExists for a folder that this rank has a trace in."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -20,7 +24,7 @@ class TraceWriter:
         try:
             self._events = (folder / events_file(rank)).open("x", encoding="utf-8")
         except FileExistsError:
-            raise TraceError(f"folder={str(folder)!r} is not accepted: it has a trace. Give a new folder.") from None
+            raise TraceExists(f"folder={str(folder)!r} is not accepted: it has a trace. Give a new folder.") from None
 
     def write(self, record: Record) -> None:
         # One write of a whole line: what a crash can cut is the last line, and a reader sees that.

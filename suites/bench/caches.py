@@ -1,19 +1,18 @@
 """What a cache costs beyond the blocks that it skips: cached time over the ideal for the blocks skipped.
 
 (cached / native) / (1 - skipped block calls x block time / native), each side against its own native runs. Block calls
-are counted at the feed-forward of each block, which runs exactly when the block does. Times are CPU time of one thread:
-see `suites.bench.pipeline`.
+are counted at the feed-forward of each block, which runs exactly when the block does. Times are CPU time of one thread
+(see `suites.bench.pipeline`) in paces of the run that they are of (see `suites.bench.pace`): the machine's own changes
+of speed are larger than what is measured. The figure in plain seconds is in the note.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ import torch
 from diffusers import WanPipeline
 
 from suites.bench import hooks
-from suites.bench.figure import BytesDiffer, Figure, beside, interleave, interval, ratios, require_same
+from suites.bench.figure import BytesDiffer, Figure, beside, interleave, interval, require_same
+from suites.bench.pace import Timing, time_run
 from suites.bench.subject import PROMPT, digest, request
 from wanref import WanReference
 from wanref.caching.spec import CacheSpec, parse_cache
@@ -40,15 +40,6 @@ OURS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """CPU seconds of one run, the block calls in it, and the mean seconds of one."""
-
-    seconds: float
-    calls: int
-    seconds_a_block: float
-
-
 @torch.no_grad()
 def measure(checkpoint: Path) -> list[Figure]:
     """Ours and theirs in turn, at each share."""
@@ -63,31 +54,46 @@ def measure(checkpoint: Path) -> list[Figure]:
 
     interleave(REPETITIONS, {name: partial(run, name, once) for name, once in {**ours, **theirs}.items()})
     figures = _beside_others([_figure(name, timings) for name in timings if name[-2:].isdecimal()])
-    plain = [each.seconds for each in timings["native"]]
-    forced = {name: [each.seconds for each in timings[name]] for name in timings if name.endswith("_forced")}
-    values = {name: ratios(tuple(each), tuple(plain)) for name, each in forced.items()}
-    worst = max(values, key=lambda name: statistics.median(values[name]))
-    note = ", ".join(f"{name} {statistics.median(each):.3f}" for name, each in values.items())
-    return [*figures, Figure(name="forced_over_native", values=values[worst], at_most=1.01, note=note)]
+    forced = {name: _over(timings[name], timings["native"]) for name in timings if name.endswith("_forced")}
+    worst = max(forced, key=lambda name: statistics.median(forced[name]))
+    note = ", ".join(f"{name} {_says(each)}" for name, each in forced.items())
+    return [*figures, Figure(name="forced_over_native", values=forced[worst], at_most=1.01, note=note)]
 
 
 def over_ideal(cached: Timing, native: Timing) -> float:
-    """(cached / native) / ideal. Raises BytesDiffer for a run that skipped nothing, or everything."""
+    """(cached / native) / ideal, in paces. Raises BytesDiffer for a run that skipped nothing, or everything."""
+    return cached.paced / native.paced / _ideal(cached, native)
+
+
+def _ideal(cached: Timing, native: Timing) -> float:
     skipped = native.calls - cached.calls
     if not 0 < skipped < native.calls:
         raise BytesDiffer(f"{skipped} of {native.calls} block calls were skipped: that run says nothing about a cache")
-    ideal = 1 - skipped * native.seconds_a_block / native.seconds
-    return cached.seconds / native.seconds / ideal
+    return 1 - skipped * native.seconds_a_block / native.seconds
+
+
+def _over(ours: Sequence[Timing], native: Sequence[Timing]) -> tuple[float, ...]:
+    return tuple(a.paced / b.paced for a, b in zip(ours, native, strict=True))
+
+
+def _says(values: tuple[float, ...]) -> str:
+    low, high = interval(values)
+    return f"{statistics.median(values):.3f} ({low:.3f} to {high:.3f})"
 
 
 def _figure(name: str, timings: Mapping[str, list[Timing]]) -> Figure:
     cache, share = name.rsplit("_", 1)
     mine = cache in OURS
     native = timings["native" if mine else "stock_native"]
-    values = tuple(over_ideal(cached, plain) for cached, plain in zip(timings[name], native, strict=True))
+    pairs = list(zip(timings[name], native, strict=True))
+    values = tuple(over_ideal(cached, plain) for cached, plain in pairs)
+    seconds = [cached.seconds / plain.seconds / _ideal(cached, plain) for cached, plain in pairs]
     saved = 1 - timings[name][0].calls / native[0].calls
     low, high = interval(values)
-    note = f"{saved:.0%} of the block calls skipped; 95 % interval of the median {low:.3f} to {high:.3f}"
+    note = (
+        f"{saved:.0%} of the block calls skipped; 95 % interval of the median {low:.3f} to {high:.3f}; in seconds "
+        f"{statistics.median(seconds):.3f}"
+    )
     return Figure(name=f"{cache}_over_ideal_{share}", values=values, at_most=1.02 if mine else None, note=note)
 
 
@@ -116,7 +122,7 @@ def _time_ours(checkpoint: Path) -> dict[str, Callable[[], Timing]]:
         if cache is not None:
             engine.mount(cache)
         try:
-            timing, output = _timed(blocks, lambda: engine(ASKED))
+            timing, output = time_run(blocks, lambda: engine(ASKED))
         finally:
             engine.unmount()
         hits = sum(decision.verdict == "reuse" for decision in output.decisions)
@@ -151,9 +157,9 @@ def _time_theirs(checkpoint: Path) -> dict[str, Callable[[], Timing]]:
 
     def once(mount: hooks.Mount, reuses: int) -> Timing:
         with mount(pipe, STEPS, reuses):
-            return _timed(blocks, lambda: _stock(pipe))[0]
+            return time_run(blocks, lambda: _stock(pipe))[0]
 
-    runs: dict[str, Callable[[], Timing]] = {"stock_native": lambda: _timed(blocks, lambda: _stock(pipe))[0]}
+    runs: dict[str, Callable[[], Timing]] = {"stock_native": lambda: time_run(blocks, lambda: _stock(pipe))[0]}
     for cache, mount in mounts.items():
         for share, reuses in REUSES.items():
             runs[f"{cache}_{share}"] = partial(once, mount, reuses)
@@ -171,24 +177,6 @@ def _stock(pipe: WanPipeline) -> Any:
         generator=torch.Generator("cpu").manual_seed(7),
         output_type="latent",
     )
-
-
-def _timed(blocks: tuple[torch.nn.Module, ...], run: Callable[[], Any]) -> tuple[Timing, Any]:
-    """A block's time is what passes between one block's feed-forward and the next one's, in one call of the stack."""
-    marks: list[tuple[int, float]] = []
-    handles = [
-        block.ffn.register_forward_pre_hook(lambda *_, index=index: marks.append((index, time.process_time())))
-        for index, block in enumerate(blocks)
-    ]
-    try:
-        started = time.process_time()
-        output = run()
-        seconds = time.process_time() - started
-    finally:
-        for handle in handles:
-            handle.remove()
-    between = [then - now for (i, now), (j, then) in pairwise(marks) if j == i + 1]
-    return Timing(seconds, len(marks), statistics.mean(between) if between else 0.0), output
 
 
 @contextmanager

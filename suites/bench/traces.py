@@ -1,12 +1,12 @@
-"""What recording costs: traced over untraced time, at each level, on one rank. CPU time: see `suites.bench.pipeline`.
+"""What recording costs: traced over untraced time, at each level, on one rank.
 
+CPU time (see `suites.bench.pipeline`) in paces of the run that it is of (see `suites.bench.pace`).
 Waiting for the disk is not CPU time; at level `tensor`, the only one that waits for it, the figure leaves it out.
 """
 
 from __future__ import annotations
 
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import torch
 from oracle.evidence.probe import record
 from oracle.evidence.trace import LEVELS, Level
 from suites.bench.figure import Figure, interleave, ratios, require_same
+from suites.bench.pace import time_run
 from suites.bench.subject import digest, request
 from wanref import WanReference
 
@@ -28,16 +29,18 @@ def measure(checkpoint: Path) -> list[Figure]:
     engine = WanReference.from_pretrained(checkpoint)
     engine(request(steps=1))  # what a process does once is not measured
     engine.checkpoint.identity()
+    blocks = engine.stages["high"].stack.blocks
     digests: dict[str, str] = {}
 
     def once(level: Level | None) -> float:
         with tempfile.TemporaryDirectory() as folder:
-            started = time.process_time()
-            output = engine(request()) if level is None else record(engine, request(), Path(folder) / "trace", level)
-            seconds = time.process_time() - started
+            trace = Path(folder) / "trace"
+            timing, output = time_run(
+                blocks, lambda: engine(request()) if level is None else record(engine, request(), trace, level)
+            )
         digests[str(level)] = digest(output.latents)
         require_same(digests)
-        return seconds
+        return timing.paced
 
     times = interleave(REPETITIONS, {str(level): partial(once, level) for level in (None, *LEVELS)})
     return [

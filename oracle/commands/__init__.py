@@ -1,0 +1,1 @@
+"""Verbs of the `wanref` command, one file each or one group."""
