@@ -14,7 +14,7 @@ _LINE = re.compile(
     r"(?:_N(?P<steps>\d+))?"
     r"(?:_FR(?P<refresh>\d+)_(?:once|repeat))?"
     r"(?:_CFG(?P<separate_cfg>[01]))?"
-    r"(?:_P\d+(?:\.\d+)?)?(?:_(?:T\d+O\d+|DMDH\w+|FoCa|NONE))?"  # what a summary puts behind it: pruned share, calibrator
+    r"(?:_P\d+(?:\.\d+)?)?(?:_(?:T\d+O\d+|DMDH\w+|FoCa|NONE))?"  # of a summary: pruned share, calibrator
     r"(?![\w.])"
     r"|(?P<unread>(?:DBCache|DBPrune)_F\d\S*)"
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -16,20 +17,22 @@ class TraceExists(TraceError):
 
 
 class TraceWriter:
-    """Events of one rank, each flushed as it comes. Raises TraceExists for a folder that this rank has a trace in."""
+    """Events of one rank, each written as it comes. Raises TraceExists for a folder that this rank has a trace in."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         try:
-            self._events = (folder / events_file(rank)).open("x", encoding="utf-8")
+            # Without a buffer: what a full disk refused is not tried again when the file is closed.
+            self._events = (folder / events_file(rank)).open("xb", buffering=0)
         except FileExistsError:
             raise TraceExists(f"folder={str(folder)!r} is not accepted: it has a trace. Give a new folder.") from None
 
     def write(self, record: Record) -> None:
         # One write of a whole line: what a crash can cut is the last line, and a reader sees that.
-        self._events.write(to_line(record) + "\n")
-        self._events.flush()
+        line = to_line(record).encode() + b"\n"
+        if self._events.write(line) != len(line):
+            raise OSError(errno.ENOSPC, "the disk took a part of an event", self._events.name)
 
     def close(self) -> None:
         self._events.close()
