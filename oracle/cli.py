@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
+from oracle.commands.traces import traces
 from wanref.caching.spec import CacheSpec, parse_cache
 from wanref.checkpoint import open_checkpoint
 from wanref.cli import CheckpointArgument, Guidance, Steps, app, console, errors, usage_errors
@@ -25,10 +26,7 @@ TOPOLOGIES = ("pp1cfg1", "pp1cfg2", "pp2cfg1", "pp2cfg2")
 MUTANTS = Path("artifacts/mutants.json")
 PROMPT = "a red circle moving left over stripes"
 
-traces = typer.Typer(help="Look into recorded traces.", no_args_is_help=True, rich_markup_mode="markdown")
 app.add_typer(traces, name="trace")
-
-TraceArgument = Annotated[Path, typer.Argument(help="Folder of a trace.")]
 
 
 def main() -> None:
@@ -167,41 +165,6 @@ def diff(
     )
     if verdict.kind != "same within noise":
         raise typer.Exit(1)
-
-
-@traces.command(epilog="Example: `wanref trace validate traces/pp2cfg1/native`")
-def validate(folder: TraceArgument) -> None:
-    """Hold a trace against the published schema. Exit code 1 if anything is wrong or missing."""
-    from oracle.evidence.reader import open_trace
-    from oracle.evidence.validate import check_trace
-    from oracle.verdict.align import align
-
-    with usage_errors():
-        trace = open_trace(folder)
-        problems = list(dict.fromkeys([*check_trace(folder), *map(str, align(trace).holes)]))
-    for problem in problems:
-        console.print(problem, markup=False, highlight=False, soft_wrap=True)
-    if problems:
-        console.print(f"{len(problems)} problems in {folder}", highlight=False, soft_wrap=True)
-        raise typer.Exit(1)
-    events = sum(len(records) for records in trace.records.values())
-    console.print(f"{folder}: valid, {events} events of {trace.world_size} ranks", highlight=False, soft_wrap=True)
-
-
-@traces.command(epilog="Example: `wanref trace show traces/pp2cfg1/native`")
-def show(folder: TraceArgument) -> None:
-    """Show a trace as tables of steps x blocks, with the decisions of a cache."""
-    from oracle.evidence.reader import open_trace
-    from oracle.report.tables import LEGEND, trace_tables
-    from oracle.verdict.align import align
-
-    with usage_errors():
-        aligned = align(open_trace(folder))
-    for table in trace_tables(aligned):
-        console.print(table)
-    console.print(LEGEND, highlight=False)
-    for hole in aligned.holes:
-        console.print(f"[bold red]missing[/] {hole}", highlight=False, soft_wrap=True)
 
 
 def _named(caches: Sequence[str]) -> dict[str, CacheSpec]:

@@ -1,6 +1,7 @@
 """Cache-DiT's own log lines as facts, and what they say that the schedule does not."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ from cache_dit import DBCacheConfig, TaylorSeerCalibratorConfig
 from cache_dit.caching.cache_adapters.cache_adapter import CachedAdapter
 
 from oracle.evidence.context_line import ContextFacts, ContextLineError, read_context_lines
+from oracle.evidence.emitter import Emitter, Engine
 from oracle.verdict.logged import check_contexts
+from suites.cpu.command import invoke
 
 pytestmark = pytest.mark.cpu
 
@@ -104,3 +107,21 @@ def test_two_experts_have_a_line_each_or_share_one() -> None:
     assert shared.spot.expert == "low"
     with pytest.raises(ValueError, match=r"3 context lines are not accepted for 2 experts \(high, low\)"):
         list(check_contexts([FACTS] * 3, steps, 30, 1))
+
+
+def test_the_command_holds_a_log_against_a_trace(tmp_path: Path) -> None:
+    emitter = Emitter(tmp_path / "trace", Engine("other", "1", layers=30))
+    steps = [{**step, "timestep": 1.0, "sigma": 0.5} for step in schedule(17)]
+    emitter.end(emitter.begin(steps))
+    log = tmp_path / "engine.log"
+    log.write_text(f"INFO Collected Context Config: {LINE}, Calibrator Config: None\n")
+    fits = invoke("trace", "log", str(log), "--against", str(tmp_path / "trace"))
+    assert (fits.exit_code, fits.stdout) == (0, "1 context lines fit their schedule\n")
+    log.write_text(log.read_text().replace("N17", "N40"))
+    wrong = invoke("trace", "log", str(log), "--against", str(tmp_path / "trace"))
+    assert wrong.exit_code == 1
+    assert "its budget is 40 steps, and the schedule gives this expert 17" in wrong.stdout
+    log.write_text("nothing of a cache\n")
+    empty = invoke("trace", "log", str(log), "--against", str(tmp_path / "trace"))
+    assert empty.exit_code == 2
+    assert "has no context line of Cache-DiT" in empty.stderr
