@@ -85,15 +85,18 @@ class Engine:
         }
 
 
+def check_part(engine: Engine, rank: int, level: str) -> None:
+    """Raises ValueError for what no trace can have."""
+    parse_topology(engine.topology).place(rank)
+    if level not in LEVELS:
+        raise TraceError(f"level={level!r} is not accepted: give one of {', '.join(LEVELS)}.")
+
+
 class Emitter:
     """One rank's part of a trace. Raises TraceError for what is no part of one, OSError if the folder takes no more."""
 
     def __init__(self, folder: Path, engine: Engine, rank: int = 0, level: Level = "stats") -> None:
-        world = parse_topology(engine.topology).world_size
-        if not 0 <= rank < world:
-            raise TraceError(f"rank={rank} is not accepted: {engine.topology} has ranks 0 to {world - 1}.")
-        if level not in LEVELS:
-            raise TraceError(f"level={level!r} is not accepted: give one of {', '.join(LEVELS)}.")
+        check_part(engine, rank, level)
         self.level = LEVELS.index(level)
         self._writer = TraceWriter(folder, rank)
         self._rank = rank

@@ -1,6 +1,5 @@
 """Traces of engines that are not wanref: written by their own processes, through `emit`."""
 
-import json
 import multiprocessing
 import os
 import resource
@@ -56,9 +55,9 @@ assert not {"torch", "diffusers"} & set(sys.modules), "a process that never need
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    emit._forget()
+    emit._here = emit._Process()
     yield
-    emit._forget()
+    emit._here = emit._Process()
 
 
 def run_engine(folder: Path, value: float = 0.0, ranks: tuple[int, ...] = (0, 1)) -> list[str]:
@@ -237,7 +236,7 @@ def test_a_decision_is_held_against_the_work_that_was_seen(tmp_path: Path, monke
             0,
             "reuse" if reuses else "compute",
             computed_blocks=0 if reuses else 1,
-            origin_step=1 if reuses else None,
+            origins=[emit.Origin(request, 1, "high", "cond", 0)] if reuses else [],
         )
         source: Any = "computed"  # also at step 2, where a reuse is claimed
         for block in ("embed", 0, "project"):
@@ -304,7 +303,7 @@ def test_a_key_that_comes_again_is_another_occurrence_and_each_is_as_it_was_then
     ("level", "engine", "message"),
     [
         ("loud", ENGINE, "level='loud' is not accepted: give one of decisions, digest, stats, tensor"),
-        ("stats", {**ENGINE, "rank": 2}, "rank=2 is not accepted: pp2cfg1 has ranks 0 to 1"),
+        ("stats", {**ENGINE, "rank": 2}, "rank=2 is not in topology pp2cfg1, which has ranks 0 to 1"),
         ("stats", {**ENGINE, "topology": "tp2"}, "tp2"),
     ],
 )
@@ -323,13 +322,13 @@ def test_calls_out_of_order_and_values_of_no_kind_are_errors(tmp_path: Path, mon
     with pytest.raises(TraceError, match=r"describe\(\) comes first"):
         emit.begin(STEPS)
     emit.describe(**ENGINE, rank=0)
-    with pytest.raises(TraceError, match="called twice"):
-        emit.describe(**ENGINE, rank=0)
     with pytest.raises(TraceError, match="step 1 has index 2"):
         emit.begin([STEPS[0], STEPS[2]])
     with pytest.raises(TraceError, match="step 0 lacks sigma"):
         emit.begin([{name: value for name, value in STEPS[0].items() if name != "sigma"}])
     request = emit.begin(STEPS)
+    with pytest.raises(TraceError, match=r"is a trace of .*'other'.* and not of .*'another'"):
+        emit.describe(**{**ENGINE, "name": "another"}, rank=0)
     with pytest.raises(TraceError, match="dtype='complex64' is not accepted"):
         emit.emit(TensorKey(request, 0, "high", "cond", 0), np.zeros(2, np.complex64))
     with pytest.raises(TraceError, match="outcome='finished' is not accepted"):
@@ -338,9 +337,31 @@ def test_calls_out_of_order_and_values_of_no_kind_are_errors(tmp_path: Path, mon
         emit.decide(request, 0, "high", "cond", 0, "hit", computed_blocks=0)
 
 
+def test_another_folder_is_another_trace_of_the_same_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORACLE_TRACE", raising=False)
+    emit.describe(**{**ENGINE, "topology": "pp1cfg1", "layers": 1})
+
+    def run() -> None:
+        request = emit.begin(STEPS)
+        for step in STEPS:
+            for block in ("embed", 0, "project"):
+                emit.emit(TensorKey(request, step["index"], "high", "cond", block), np.ones(3, np.float32))
+            for block in ("combine", "scheduler"):
+                emit.emit(TensorKey(request, step["index"], "high", None, block), np.ones(3, np.float32))
+        emit.end(request)
+
+    early = emit.begin(STEPS)
+    for name in ("one", "two"):
+        monkeypatch.setenv("ORACLE_TRACE", str(tmp_path / name))
+        emit.end(early)
+        run()
+        assert list(check_trace(tmp_path / name)) == [], "the request that began before is no part of it"
+    assert compare(open_trace(tmp_path / "one"), open_trace(tmp_path / "two"), "rerun").holds
+
+
 def test_the_launchers_rank_is_taken_where_none_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORACLE_TRACE", str(tmp_path / "trace"))
     monkeypatch.setenv("RANK", "1")
     emit.describe(**ENGINE)
-    assert (tmp_path / "trace" / "rank1.events.jsonl").exists()
-    assert json.loads((tmp_path / "trace" / "rank1.events.jsonl").read_text() or "{}") == {}
+    emit.begin(STEPS)
+    assert [file.name for file in (tmp_path / "trace").iterdir()] == ["rank1.events.jsonl"]
