@@ -16,8 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from oracle.evidence.emitter import Emitter, Engine
 from oracle.evidence.reader import Trace, open_trace
-from oracle.evidence.trace import LEVELS, DecisionRecord, OriginRecord, TensorRecord, TraceError, from_line, to_line
+from oracle.evidence.trace import (
+    LEVELS,
+    DecisionRecord,
+    OriginRecord,
+    TensorRecord,
+    TraceError,
+    from_line,
+    tensor_name,
+    tensors_file,
+    to_line,
+)
 from oracle.evidence.validate import check_trace
 from oracle.evidence.words import array_digest, tensor_digest
 from oracle.evidence.writer import TraceWriter, write_manifest, write_whole
@@ -308,3 +319,55 @@ def test_reading_one_tensor_of_a_large_file_reads_no_other(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 200 << 10  # KiB
     assert open_trace(tmp_path).array(key, 0).tolist() == [0, 1, 2, 3]
+
+
+LAYERS, LARGE_STEPS, ELEMENTS = 30, 5, 8 << 20
+
+
+def write_large(folder: Path) -> None:
+    """A cached run of 32 MiB a tensor, 4 GiB in all, whose files are sparse: step 2 reuses the residual of step 1."""
+    engine = Engine("large", "1", LAYERS, cache={"method": "mine"})
+    emitter = Emitter(folder, engine, level="tensor")
+    steps = [
+        {"index": i, "timestep": 1.0, "sigma": 0.5, "expert": "high", "guidance_scale": 1.0} for i in range(LARGE_STEPS)
+    ]
+    emitter.begin(steps)
+    for step in range(LARGE_STEPS):
+        reuses = step == 2
+        origins = (OriginRecord(0, 1, "high", "cond", 0),) if reuses else ()
+        blocks: list[int | str] = [LAYERS - 1] if reuses else list(range(LAYERS))
+        verdict, computed = ("reuse", 0) if reuses else ("compute", LAYERS)
+        emitter.decision(
+            DecisionRecord(0, step, "high", "cond", 0, verdict, "mine", *[None] * 6, computed, origins)  # type: ignore[arg-type]
+        )
+        header = {}
+        keys = [TensorKey(0, step, "high", "cond", block) for block in ("embed", *blocks, "project")]
+        keys += [TensorKey(0, step, "high", None, block) for block in ("combine", "scheduler")]
+        for number, key in enumerate(keys):
+            source = "reused" if reuses and key.block == LAYERS - 1 else "computed"
+            record = TensorRecord(key, "float32", (ELEMENTS,), f"{number:032x}", source, 1.0, 1.0, 0, 0)
+            emitter._writer.write(record)
+            places = (4 * ELEMENTS * number, 4 * ELEMENTS * (number + 1))
+            header[tensor_name(key)] = {"dtype": "F32", "shape": [ELEMENTS], "data_offsets": places}
+        text = json.dumps(header).encode()
+        with (folder / tensors_file(0, 0, step)).open("wb") as stream:
+            stream.write(len(text).to_bytes(8, "little") + text)
+            stream.truncate(8 + len(text) + 4 * ELEMENTS * len(keys))
+    emitter.end(0)
+
+
+@pytest.mark.parametrize("contract", ["rerun", "cached"])
+def test_comparing_two_traces_of_4_gib_needs_less_than_500_mib(tmp_path: Path, contract: str) -> None:
+    for name in ("one", "other"):
+        write_large(tmp_path / name)
+        assert sum(file.stat().st_size for file in (tmp_path / name).iterdir()) > 4 << 30
+    script = (
+        "import oracle\nfrom pathlib import Path\n"
+        f"one, other = (oracle.open_trace(Path({str(tmp_path)!r}) / name) for name in ('one', 'other'))\n"
+        f"verdict = oracle.compare(one, other, {contract!r})\n"
+        "assert verdict.holds, verdict.sentence\n"
+        "print(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 500 << 10  # KiB
