@@ -19,6 +19,7 @@ from wanref.checkpoint import CheckpointError
 _STORED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _FIRST_ONLY = ("patch_embedding",)
 _LAST_ONLY = ("scale_shift_table", "proj_out", "norm_out")
+_CACHE_LINE = 64
 
 
 def load_transformer(
@@ -114,9 +115,23 @@ def _read(
                 stored = weights.get_tensor(name)
                 if stored.dtype not in _STORED:
                     raise CheckpointError(f"{file}: {name} is {stored.dtype}: quantised weights are not run yet.")
-                # A copy of its own: aligned, and not a view of a file that may change while the engine lives.
-                tensors[local] = stored.to(device=device, dtype=dtype_of(local), copy=True)
+                # A copy of its own, not a view of a file that may change while the engine lives.
+                own = dtype_of(local)
+                as_stored = device.type == "cpu" and stored.dtype == own
+                tensors[local] = _copy(stored) if as_stored else stored.to(device=device, dtype=own, copy=True)
     return tensors
+
+
+def _copy(stored: torch.Tensor) -> torch.Tensor:
+    """A copy that lies in its cache line as `stored` does.
+
+    Some CPUs' products of a matrix and a vector round otherwise where the matrix lies otherwise, and diffusers computes
+    on views of the file: an aligned copy would give other bytes.
+    """
+    size = stored.element_size()
+    room = torch.empty(stored.numel() + _CACHE_LINE // size, dtype=stored.dtype)
+    start = (stored.data_ptr() - room.data_ptr()) % _CACHE_LINE // size
+    return room[start : start + stored.numel()].view(stored.shape).copy_(stored)
 
 
 def _files_by_tensor(folder: Path) -> dict[str, Path]:

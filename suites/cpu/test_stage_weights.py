@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from oracle.evidence.ranks import RankPool
+from suites.stock import loaded
 from suites.support import defaults, load_engine
 
 pytestmark = pytest.mark.cpu
@@ -47,6 +48,15 @@ def test_a_stage_holds_its_own_blocks_and_no_others(ranks: RankPool, tiny: Calla
     shared = (sum(part[0] for part in (first, second, last)) - whole[0]) / 2
     assert shared > 0, "only the condition embedder is held more than once"
     assert max(first[0], second[0], last[0]) < 0.6 * whole[0]
+
+
+def test_weights_lie_in_their_cache_lines_as_those_of_stock_diffusers_do(tiny: Callable[..., Path]) -> None:
+    """On some CPUs a product with a vector rounds otherwise where the matrix lies otherwise."""
+    engine, pipe = loaded(tiny(), "float32")
+    (stage,) = engine.stages.values()
+    places = {name: weight.data_ptr() % 64 for name, weight in stage.transformer.named_parameters()}
+    assert places == {name: weight.data_ptr() % 64 for name, weight in pipe.transformer.named_parameters()}
+    assert set(places.values()) != {0}, "stock's are not aligned here, or this test shows nothing"
 
 
 def test_using_what_a_stage_does_not_hold_fails_loudly(ranks: RankPool, tiny: Callable[..., Path]) -> None:
