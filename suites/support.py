@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import weakref
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -157,16 +158,31 @@ def first_difference(one: dict[TensorKey, Fingerprint], other: dict[TensorKey, F
 # Memory and noise of libraries.
 
 
-def live_tensors() -> dict[int, weakref.ref[torch.Tensor]]:
-    """The tensors that are alive in this process, by id."""
+@contextmanager
+def births() -> Iterator[Callable[[], list[tuple[int, ...]]]]:
+    """Gives a function that tells the shapes of the tensors that were born in here and are alive.
+
+    What was there before is frozen: to go through all that the libraries have made would take most of a test's time.
+    """
+
+    def alive() -> list[tuple[int, ...]]:
+        gc.collect()
+        return [tuple(each.shape) for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+
     gc.collect()
-    return {id(each): weakref.ref(each) for each in gc.get_objects() if issubclass(type(each), torch.Tensor)}
+    gc.freeze()
+    try:
+        yield alive
+    finally:
+        gc.unfreeze()
 
 
-def born_since(before: dict[int, weakref.ref[torch.Tensor]]) -> list[tuple[int, ...]]:
-    """Shapes of the tensors that are alive now and were not then: ids are used again, so they are not enough."""
-    now = live_tensors()
-    return [tuple(ref().shape) for key, ref in now.items() if key not in before or before[key]() is not ref()]
+def settled(born: Callable[[], list[tuple[int, ...]]]) -> list[tuple[int, ...]]:
+    """What `born` tells on a rank once gloo's threads have let go of the last exchange: a moment after its call."""
+    deadline = time.monotonic() + 5
+    while (alive := born()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return alive
 
 
 def defaults(**values: Any) -> EngineDefaults:

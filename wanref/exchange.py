@@ -32,7 +32,7 @@ class Exchange:
         self.log: list[ExchangeEvent] = []
         self.observer: Observer | None = None
         self._sequence = 0
-        self._sends: list[tuple[dist.Work, torch.Tensor]] = []
+        self._sends: list[tuple[dist.Work, torch.Tensor, int]] = []
 
     @property
     def world_size(self) -> int:
@@ -50,7 +50,7 @@ class Exchange:
         with self._recorded("send", (peer,), shape, dtype):
             work = dist.isend(tensor, dst=peer)
             assert work is not None, "the sender is in the default group"
-            self._sends.append((work, tensor))
+            self._sends.append((work, tensor, peer))
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, peer: int) -> torch.Tensor:
         """Wait for a tensor of this shape and dtype from `peer`."""
@@ -62,8 +62,8 @@ class Exchange:
     def drain(self) -> None:
         """Wait until every send has been delivered."""
         while self._sends:
-            work, tensor = self._sends[0]
-            with self._recorded("delivered", (), tensor.shape, tensor.dtype):
+            work, tensor, peer = self._sends[0]
+            with self._recorded("delivered", (peer,), tensor.shape, tensor.dtype):
                 work.wait()
             del self._sends[0]
 

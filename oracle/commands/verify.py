@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -38,6 +39,7 @@ def verify(
     guidance_scale: Guidance = None,
     seed: Annotated[int, typer.Option(help="Seed of the initial noise.")] = 7,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    junit: Annotated[Path | None, typer.Option(help="JUnit file to write: a test case a claim.")] = None,
 ) -> None:
     """Record native, forced and cached runs in each topology, and hold them against the declared contracts.
 
@@ -75,14 +77,20 @@ def verify(
             for spec in matrix.caches.values():
                 build_cache(spec, opened, parse_topology(name))
     from oracle.evidence.ranks import RankPool
+    from oracle.report.junit import write_report
     from oracle.report.tables import verdict_table
+    from oracle.report.verdicts import as_suite
 
+    started = time.monotonic()
     with RankPool() as pool, Progress(console=errors, transient=True) as progress:
         task = progress.add_task("recording", total=len(matrix.run))
         failed = record_matrix(matrix, folder, pool, lambda name: progress.update(task, advance=1, description=name))
     rows = list(judge_matrix(matrix, folder, failed))
     console.print(verdict_table(rows, f"{checkpoint}: {sum(row.verdict.holds for row in rows)} of {len(rows)} hold"))
     console.print(f"traces   {folder}", highlight=False, soft_wrap=True)
+    if junit is not None:
+        write_report(junit, [as_suite("verify", rows, time.monotonic() - started)])
+        console.print(f"junit    {junit}", highlight=False, soft_wrap=True)
     if not all(row.verdict.holds for row in rows):
         raise typer.Exit(1)
 

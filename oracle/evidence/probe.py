@@ -6,11 +6,11 @@ import importlib.metadata
 import platform
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
@@ -47,8 +47,8 @@ from wanref.observe import (
     TensorSource,
 )
 
-Lock = Callable[[TensorKey, torch.Tensor], None]
-"""Called with each tensor after it has been recorded; what it writes into the tensor, the engine goes on with."""
+if TYPE_CHECKING:
+    from oracle.evidence.lock import Lock
 
 _LIBRARIES = ("torch", "diffusers", "transformers", "cache-dit", "numpy", "safetensors")
 
@@ -157,7 +157,7 @@ def recording(
 
     try:
         if place.rank == 0:
-            write_manifest(folder, _manifest(engine, level, subject or revision_of("wanref")))
+            write_manifest(folder, _manifest(engine, level, subject or revision_of("wanref"), lock))
         engine.observer = both
         yield probe
     except BaseException as error:
@@ -182,7 +182,7 @@ def record(
     return output
 
 
-def _manifest(engine: WanReference, level: Level, subject: Revision) -> dict[str, Any]:
+def _manifest(engine: WanReference, level: Level, subject: Revision, lock: Lock | None) -> dict[str, Any]:
     cache = engine.cache
     checkpoint = engine.checkpoint
     return {
@@ -210,6 +210,7 @@ def _manifest(engine: WanReference, level: Level, subject: Revision) -> dict[str
             "forced": cache.forced,
             "qualified": cache.qualified,
         },
+        "lock": None if lock is None else {"name": lock.name, "of": lock.of},
     }
 
 

@@ -1,4 +1,4 @@
-"""Every planted fault, by kind."""
+"""Every planted fault, by kind: those that bytes give away, and those that only a bound can."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from oracle.faults import (
     experts,
     measurement,
     no_ops,
+    numerics,
     scheduler,
     state_leaks,
     topology,
@@ -28,3 +29,4 @@ FAULTS: tuple[Fault, ...] = (
     *no_ops.FAULTS,
     *cache_arithmetic.FAULTS,
 )
+BOUNDED_FAULTS: tuple[Fault, ...] = numerics.FAULTS

@@ -20,6 +20,7 @@ Kind = Literal[
     "measurement",
     "no-ops",
     "cache arithmetic",
+    "numerics",
 ]
 
 

@@ -16,13 +16,14 @@ Plant = Callable[[], AbstractContextManager[None]]
 
 @dataclass(slots=True)
 class Here:
-    """Where this rank is in its work. -1 and "" where it is nowhere."""
+    """Where this rank is in its work. -1 and "" where it is nowhere. block: the global index of the one that runs."""
 
     request: int = -1
     rank: int = -1
     step: int = -1
     expert: str = ""
     branch: str = ""
+    block: int = -1
 
     def at(self, **place: object) -> bool:
         """Whether every named coordinate is the given one."""
@@ -57,6 +58,11 @@ def together(*plants: AbstractContextManager[None]) -> Iterator[None]:
         yield
 
 
+def beside(*plants: Plant) -> AbstractContextManager[None]:
+    """The same of plants, so that `partial(beside, ...)` is one; the last one wraps those before it."""
+    return together(*(plant() for plant in plants))
+
+
 @contextmanager
 def nothing() -> Iterator[None]:
     yield
@@ -67,6 +73,7 @@ def watching() -> Iterator[None]:
     """Keeps `HERE` up to date, so that a fault can act at one place alone."""
     from wanref import denoise
     from wanref.pipeline import WanReference
+    from wanref.stage import BlockStack
 
     def request(original: Any, engine: Any, *args: Any) -> Any:
         HERE.rank, HERE.step, HERE.expert, HERE.branch = engine.place.rank, -1, "", ""
@@ -81,8 +88,16 @@ def watching() -> Iterator[None]:
         HERE.branch = branch
         return original(job, at, branch, *args)
 
+    def block(original: Any, stack: Any, index: int, *args: Any) -> Any:
+        HERE.block = stack.first + index
+        try:
+            return original(stack, index, *args)
+        finally:
+            HERE.block = -1
+
     HERE.request = -1
     with (
+        around(BlockStack, "run", block),
         around(WanReference, "_generate", request),
         around(denoise, "_run_step", step),
         around(denoise, "_run_stage", stage),

@@ -43,7 +43,10 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One recording: an engine, what it ran before, and the request that counts, the last one of the trace."""
+    """One recording: an engine, what it ran before, and the request that counts, the last one of the trace.
+
+    ports: of the modules inside each block, too. locked_on: the run whose values it is given, under the module lock.
+    """
 
     layout: Layout = "single"
     topology: str = "pp1cfg1"
@@ -53,6 +56,8 @@ class Run:
     request: Request = REQUEST
     past: tuple[Past, ...] = ()
     level: Level = "stats"
+    ports: bool = False
+    locked_on: Run | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,13 @@ def topology(name: str, layout: Layout = "single", dtype: str = "float32", reque
     """Without a cache, against pp1cfg1."""
     serial = Run(layout, "pp1cfg1", dtype, request=request)
     return Scenario("topology", serial, replace(serial, topology=name))
+
+
+def bounded(name: str, request: Request, layout: Layout = "single") -> Scenario:
+    """In bf16 by other kernels, against pp1cfg1 by the usual ones, both locked on pp1cfg1 in float32."""
+    precise = Run(layout, request=request, level="tensor", ports=True)
+    base = replace(precise, dtype="bfloat16", locked_on=precise)
+    return Scenario("kernels", base, replace(base, topology=name))
 
 
 def rerun(run: Run) -> Scenario:

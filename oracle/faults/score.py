@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from oracle.faults.benign import Variant
 from oracle.faults.fault import Fault
 from oracle.faults.scenario import Checkpoints
 from oracle.faults.trial import References, try_scenario
+from oracle.verdict.contracts import CONTRACTS
+from oracle.verdict.tolerance import T1Limits
 
 POINTED_SHARE = 0.95
 """Of the planted faults, at how many the oracle must point exactly."""
@@ -26,11 +28,13 @@ POINTED_SHARE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One trial. alarm: whether the oracle found anything; pointed: None for a benign variant."""
+    """One trial. bounded: under a contract that claims no bytes; changed: see `Trial`. alarm: whether the oracle found
+    anything; pointed: None for a benign variant."""
 
     id: str
     kind: str
     planted: bool
+    bounded: bool
     scenario: str
     alarm: bool
     pointed: bool | None
@@ -42,12 +46,16 @@ class Row:
     caught_by: str | None
     seconds: float
     verdict_seconds: float
+    changed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
+    """limits: what bounded trials were held to."""
+
     rows: tuple[Row, ...]
     seconds: float
+    limits: T1Limits | None = None
 
     @property
     def faults(self) -> tuple[Row, ...]:
@@ -70,19 +78,41 @@ class Score:
         return sum(row.alarm for row in self.benign)
 
     @property
+    def changed(self) -> int:
+        """Of the benign variants, how many have other bytes than their reference."""
+        return sum(bool(row.changed) for row in self.benign)
+
+    def part(self, bounded: bool) -> Score:
+        """What was bounded, or what was claimed by bytes."""
+        return replace(self, rows=tuple(row for row in self.rows if row.bounded == bounded))
+
+    @property
     def passes(self) -> bool:
-        """All found, 95 % pointed at exactly, no false alarm; and something was tried."""
-        faults = len(self.faults)
-        return 0 < faults == self.found and self.pointed >= POINTED_SHARE * faults and not self.false_alarms
+        """Of each part all found, 95 % pointed at exactly, no false alarm; and something was tried."""
+        parts = [self.part(bounded) for bounded in (False, True)]
+        return bool(self.faults) and all(
+            part.found == len(part.faults)
+            and part.pointed >= POINTED_SHARE * len(part.faults)
+            and not part.false_alarms
+            for part in parts
+        )
 
     def as_json(self) -> dict[str, Any]:
+        exact, bounded = self.part(False), self.part(True)
         return {
-            "planted": len(self.faults),
-            "found": self.found,
-            "pointed": self.pointed,
-            "only_by_oracle": sum(row.caught_by is None for row in self.faults),
-            "benign": len(self.benign),
-            "false_alarms": self.false_alarms,
+            "planted": len(exact.faults),
+            "found": exact.found,
+            "pointed": exact.pointed,
+            "only_by_oracle": sum(row.caught_by is None for row in exact.faults),
+            "benign": len(exact.benign),
+            "false_alarms": exact.false_alarms,
+            "bounded_planted": len(bounded.faults),
+            "bounded_found": bounded.found,
+            "bounded_pointed": bounded.pointed,
+            "bounded_benign": len(bounded.benign),
+            "bounded_benign_changed": bounded.changed,
+            "bounded_false_alarms": bounded.false_alarms,
+            "bounded_limits": None if self.limits is None else asdict(self.limits),
             "passes": self.passes,
             "seconds": round(self.seconds, 1),
             "verdict_seconds": round(sum(row.verdict_seconds for row in self.rows) / max(len(self.rows), 1), 4),
@@ -137,7 +167,7 @@ def score(
                 rows = tuple(threads.map(run, enumerate(trials)))
     finally:
         shutil.rmtree(folder)
-    return Score(rows, time.perf_counter() - started)
+    return Score(rows, time.perf_counter() - started, references.calibrated)
 
 
 def _try(tried: Fault | Variant, references: References, pool: RankPool, folder: Path) -> Row:
@@ -149,6 +179,7 @@ def _try(tried: Fault | Variant, references: References, pool: RankPool, folder:
         id=tried.id,
         kind=tried.kind,
         planted=fault is not None,
+        bounded=CONTRACTS[tried.scenario.contract].tensors == "bounded",
         scenario=tried.scenario.name,
         alarm=first is not None,
         pointed=fault.pointed(trial.verdict) if fault else None,
@@ -160,4 +191,5 @@ def _try(tried: Fault | Variant, references: References, pool: RankPool, folder:
         caught_by=fault.caught_by if fault else None,
         seconds=round(trial.seconds, 3),
         verdict_seconds=round(trial.verdict_seconds, 4),
+        changed=trial.changed,
     )

@@ -22,7 +22,7 @@ from oracle.evidence.trace import (
     StateRecord,
     TensorRecord,
 )
-from oracle.verdict.finding import Spot
+from oracle.verdict.finding import Layer, Spot
 from wanref.observe import TensorKey
 from wanref.topology import Topology, idle_ranks, parse_topology
 
@@ -71,6 +71,11 @@ class Aligned:
     def ordered(self) -> list[TensorKey]:
         """Its keys in the order of execution; at one place of a step, cond before uncond."""
         return sorted(self.tensors, key=position)
+
+    @cached_property
+    def last_step(self) -> int:
+        """The last step after which latents were recorded."""
+        return max((key.step for key in self.tensors if key.block == "scheduler"), default=0)
 
     def rank_of(self, stage: int, branch: str | None) -> int:
         """The rank that runs a branch on a stage; for what both share, the one of chain 0."""
@@ -227,6 +232,12 @@ def same_value(a: Replica, b: Replica) -> bool:
     """T0: the same bytes in the same dtype and shape."""
     one, other = a.record, b.record
     return (one.dtype, one.shape, one.digest) == (other.dtype, other.shape, other.digest)
+
+
+def layer_of(key: TensorKey, aligned: Aligned) -> Layer:
+    """Whether a value is what the run gives out: its last latents, its video."""
+    final = key.block == "decode" or (key.block == "scheduler" and key.step == aligned.last_step)
+    return "output" if final else "tensors"
 
 
 def spot_of(key: TensorKey, aligned: Aligned) -> Spot:

@@ -1,7 +1,7 @@
 """Two aligned traces in, findings out: configuration, coverage, decisions, provenance, tensors, output.
 
 Imports neither torch nor diffusers. At level `digest` and above a tensor's bytes are compared by their digests, and no
-tensor is read.
+tensor is read, but for a bounded contract's, which are measured.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from typing import Any
 
 from oracle.evidence.reader import Trace
 from oracle.evidence.trace import DecisionRecord, OriginRecord
-from oracle.verdict.align import Aligned, Replica, align, only, place_of, same_value, spot_of
+from oracle.verdict.align import Aligned, Replica, align, layer_of, only, place_of, same_value, spot_of
+from oracle.verdict.bounded import check_bounded, check_locked_coverage, check_runs
 from oracle.verdict.configuration import check_configuration
 from oracle.verdict.contracts import CONTRACTS, Contract
 from oracle.verdict.coverage import check_coverage
 from oracle.verdict.finding import LAYERS, Finding, Spot, Verdict
+from oracle.verdict.replayed import check_replay
 from oracle.verdict.reuse import check_reuses
 from oracle.verdict.state import check_states
+from oracle.verdict.tolerance import T1Limits
 
 
 def compare(
@@ -26,27 +29,44 @@ def compare(
     candidate: Trace,
     contract: Contract | str,
     requests: tuple[int, int] | None = None,
+    precise: Trace | None = None,
+    limits: T1Limits | None = None,
 ) -> Verdict:
     """The candidate held against the reference. `requests`: only this request of the one and that of the other.
 
-    Raises ValueError for a bounded contract: bytes cannot judge it.
+    precise, for a bounded contract alone: the float32 run on which the two others were locked; see
+    `oracle.verdict.bounded`. limits: those of a calibration, instead of `start_limits`. Raises ValueError where precise
+    is missing or has no use, and what `check_runs` raises.
     """
     contract = CONTRACTS[contract] if isinstance(contract, str) else contract
-    if contract.tensors == "bounded":
+    bounded = contract.tensors == "bounded"
+    if bounded and precise is None:
         raise ValueError(
-            f"contract={contract.name!r} is bounded, and is not judged by bytes: measure its modules under a lock with "
-            "oracle.verdict.tolerance."
+            f"contract={contract.name!r} is bounded, and is not judged by bytes: give precise, a float32 run of the "
+            "same weights and request, on which both runs were locked at each module."
+        )
+    if not bounded and (precise is not None or limits is not None):
+        raise ValueError(
+            f"contract={contract.name!r} takes neither precise nor limits: its tensors are {contract.tensors}, and "
+            "those are for bounded ones."
         )
     one, other = align(reference), align(candidate)
+    exact = None if precise is None else align(precise)
     if requests is not None:
         one, other = only(one, requests[0]), only(other, requests[1])
+        exact = exact and only(exact, requests[0])
+    if exact is not None:
+        check_runs(exact, one, other)
     found = [
         *check_configuration(one, other, contract),
-        *check_coverage(one, other, contract),
+        *(check_locked_coverage if bounded else check_coverage)(one, other, contract),
         *_decisions(one, other, contract),
+        *check_replay(other),
+        *check_replay(one, "reference: "),
         *check_reuses(other),
         *check_states(one, other, contract),
         *_tensors(one, other, contract),
+        *(check_bounded(exact, one, other, limits) if exact is not None else ()),
     ]
     compared = len(one.tensors.keys() & other.tensors.keys())
     verdicts = [decision.verdict for decision in other.decisions.values()]
@@ -112,7 +132,6 @@ def _plain(origin: OriginRecord) -> tuple[int, str, str, int]:
 
 def _tensors(one: Aligned, other: Aligned, contract: Contract) -> Iterator[Finding]:
     """Values that are not finite, which are wrong wherever they also are, and, where bytes are claimed, other bytes."""
-    last = max((key.step for key in other.ordered if key.block == "scheduler"), default=0)
     for key in other.ordered:
         a, b = one.owner(key), other.owner(key)
         if b is None:
@@ -120,9 +139,7 @@ def _tensors(one: Aligned, other: Aligned, contract: Contract) -> Iterator[Findi
         differs = contract.tensors == "bitwise" and a is not None and not same_value(a, b)
         if not differs and not b.record.nan and not b.record.inf:
             continue
-        final = key.block == "decode" or (key.block == "scheduler" and key.step == last)
-        spot = replace(spot_of(key, other), rank=b.rank)
-        yield Finding("output" if final else "tensors", "arithmetic", spot, _how(a or b, b))
+        yield Finding(layer_of(key, other), "arithmetic", replace(spot_of(key, other), rank=b.rank), _how(a or b, b))
 
 
 def _how(a: Replica, b: Replica) -> str:

@@ -8,8 +8,9 @@ from typing import Literal
 from oracle.verdict.finding import Cause
 
 Tensors = Literal["bitwise", "bounded", "intended"]
-"""bitwise: T0, the same bytes at every key. bounded: T1 under a lock beside T2's drift. intended: T3, an error by
-design, which no comparison calls equivalent; the gates of a campaign judge it."""
+"""bitwise: T0, the same bytes at every key. bounded: T1 under the module lock, see `oracle.verdict.bounded`; T2's drift
+stands beside it. intended: T3, an error by design, which no comparison calls equivalent; the gates of a campaign judge
+it."""
 
 Decisions = Literal["same", "verdicts", "none"]
 """same: equal verdicts for equal reasons by equal numbers. verdicts: equal verdicts, whatever the reasons. none: they
@@ -67,10 +68,10 @@ CONTRACTS = {
         Contract("cached", "a cached run and its forced twin", "intended", "none", ("cache",), cached=True),
         Contract(
             "kernels",
-            "bf16 or fp16 by other kernels, threads or compilers",
+            "bf16 or fp16 by other kernels, threads, compilers or topologies",
             "bounded",
-            "same",
-            ("threads", "device", "libraries", "python"),
+            "verdicts",
+            ("threads", "device", "libraries", "python", "topology", "world_size"),
         ),
     )
 }

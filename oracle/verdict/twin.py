@@ -7,18 +7,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from oracle.evidence.reader import open_trace
 from oracle.verdict.align import Aligned, DecisionKey, align
 from oracle.verdict.compare import compare
 from oracle.verdict.finding import Finding, Spot, Verdict
+from wanref.files import write_each, write_video
 
 if TYPE_CHECKING:
     from oracle.evidence.trace import Level
-    from wanref import Request, WanReference
+    from wanref import Output, Request, WanReference
     from wanref.caching.spec import CacheSpec
 
 NATIVE, AGAIN = "native", "native-again"
 TIMESTEP_SIGNALS = ("timestep_embedding", "timestep_projection")
+
+VIDEO, DIFFERENCE = "video.mp4", "difference.mp4"
+FPS = 16
+"""Frames a second of the videos that are kept: the rate that Wan was trained at."""
+GAIN = 4
+"""By which the difference is made visible. It is one for all, so that two videos of it can be held side by side."""
 
 
 def forced_folder(cache: str) -> str:
@@ -32,18 +41,41 @@ def cached_folder(cache: str) -> str:
 def record_triplets(
     engine: WanReference, request: Request, caches: Mapping[str, CacheSpec], folder: Path, level: Level = "digest"
 ) -> None:
-    """On every rank: the request native, then forced and cached under each cache, then native on the used engine."""
+    """On every rank: the request native, then forced and cached under each cache, then native on the used engine.
+
+    The rank that has the video keeps it beside each trace, and beside a cached one its difference from the native.
+    """
     from oracle.evidence.probe import record
 
-    record(engine, request, folder / NATIVE, level)
+    native = record(engine, request, folder / NATIVE, level)
+    _keep(native, folder / NATIVE)
     for name, cache in caches.items():
         for part, forced in ((forced_folder(name), True), (cached_folder(name), False)):
             engine.mount(replace(cache, forced=forced))
             try:
-                record(engine, request, folder / part, level)
+                output = record(engine, request, folder / part, level)
             finally:
                 engine.unmount()
-    record(engine, request, folder / AGAIN, level)
+            _keep(output, folder / part)
+            if not forced:
+                _keep_difference(native, output, folder / part)
+    _keep(record(engine, request, folder / AGAIN, level), folder / AGAIN)
+
+
+def _keep(output: Output, folder: Path) -> None:
+    if output.video is not None:
+        write_each(folder / VIDEO, output.video, _write)
+
+
+def _keep_difference(native: Output, output: Output, folder: Path) -> None:
+    """From the pixels, not from two MP4s: those differ by what their compression lost, too."""
+    if native.video is not None and output.video is not None:
+        amplified = np.minimum(GAIN * np.abs(output.video - native.video), 1)
+        write_each(folder / DIFFERENCE, amplified, _write)
+
+
+def _write(path: Path, frames: np.ndarray) -> None:
+    write_video(path, frames, FPS)
 
 
 @dataclass(frozen=True, slots=True)

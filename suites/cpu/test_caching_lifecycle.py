@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from suites.cached import BASE, check_fired, run_cached, verdicts
-from suites.support import born_since, fingerprint, live_tensors, load_engine
+from suites.support import births, fingerprint, load_engine
 from wanref.caching.error import CacheError
 from wanref.caching.spec import CacheSpec, parse_cache
 from wanref.denoise import RequestAborted
@@ -215,18 +215,20 @@ def test_no_tensor_of_a_request_outlives_it_though_the_cache_stays_mounted(
     assert engine._mounted is not None
     mounted = engine._mounted[1]
     engine(BASE)  # what libraries build when they are first used
-    before, end, held = live_tensors(), mounted.end, []
+    end, held = mounted.end, []
 
-    def ending() -> None:
-        held.append(len(born_since(before)))
-        end()
-        held.append(len(born_since(before)))
+    with births() as born:
 
-    with monkeypatch.context() as patch:
-        patch.setattr(mounted, "end", ending)
-        engine(BASE)
-    assert held[0] > held[1], "the cache held nothing: this test would see nothing"
-    for mishap in (complete, abort_it, raise_in_last_step):
-        mishap(engine)
-        engine.observer = None
-        assert born_since(before) == [], mishap
+        def ending() -> None:
+            held.append(len(born()))
+            end()
+            held.append(len(born()))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(mounted, "end", ending)
+            engine(BASE)
+        assert held[0] > held[1], "the cache held nothing: this test would see nothing"
+        for mishap in (complete, abort_it, raise_in_last_step):
+            mishap(engine)
+            engine.observer = None
+            assert born() == [], mishap

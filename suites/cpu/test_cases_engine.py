@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from oracle.evidence.ranks import RankPool
-from suites.support import Run, born_since, fingerprint, live_tensors, load_engine, observed, run_requests
+from suites.support import Run, births, fingerprint, load_engine, observed, run_requests, settled
 from wanref.checkpoint import CheckpointError, open_checkpoint
 from wanref.denoise import RequestAborted
 from wanref.observe import StepEvent
@@ -35,16 +35,16 @@ def branch_steps(run: Run, branch: str) -> list[int]:
 def abort_after_step_2(folder: Path) -> dict[str, Any]:
     engine = load_engine(folder, "pp2cfg2")
     engine(REQUEST)
-    before = live_tensors()
     if engine.place.rank == 0:
         engine.observer = lambda e: engine.abort() if isinstance(e, StepEvent) and e.step.index == 2 else None
     stopped = None
-    try:
-        engine(REQUEST)
-    except RequestAborted as aborted:
-        stopped = aborted.step
-    engine.observer = None
-    alive = born_since(before)
+    with births() as born:
+        try:
+            engine(REQUEST)
+        except RequestAborted as aborted:
+            stopped = aborted.step
+        engine.observer = None
+        alive = settled(born)
     return {"stopped": stopped, "alive": alive, "next": observed(engine, replace(REQUEST, seed=8, steps=3))}
 
 

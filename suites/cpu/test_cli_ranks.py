@@ -12,7 +12,9 @@ from typing import IO
 
 import psutil
 import pytest
+import torch.distributed as dist
 
+from oracle.evidence.ranks import RankPool
 from suites.cpu.command import SHOW, WANREF, invoke
 
 pytestmark = pytest.mark.cpu
@@ -53,6 +55,15 @@ def test_under_torchrun_it_joins_the_ranks_that_are_there(single: Path, one_rank
     assert (tmp_path / "out.safetensors").read_bytes() == one_rank
 
 
+def generate_as_torchrun_would(arguments: list[str], topology: str) -> tuple[int, str]:
+    """For ranks: the command on this rank, whose process has imported everything; its exit code and what it printed."""
+    if "WORLD_SIZE" in os.environ:
+        raise RuntimeError("this rank was started by torchrun already")
+    rank = {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size()), "COLUMNS": "160"}
+    done = invoke(*arguments, "--topology", topology, **rank)
+    return done.exit_code, done.output if done.exit_code else done.stdout
+
+
 @pytest.mark.parametrize(
     ("started_by", "topology", "cache", "rows", "fired"),
     [
@@ -62,22 +73,28 @@ def test_under_torchrun_it_joins_the_ranks_that_are_there(single: Path, one_rank
     ],
 )
 def test_one_rank_prints_one_table_of_all_ranks_and_judges_the_whole(
-    single: Path, tmp_path: Path, started_by: str, topology: str, cache: str, rows: list[tuple[str, ...]], fired: bool
+    ranks: RankPool,
+    single: Path,
+    tmp_path: Path,
+    started_by: str,
+    topology: str,
+    cache: str,
+    rows: list[tuple[str, ...]],
+    fired: bool,
 ) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
-    command = generate(single, tmp_path / "out.safetensors", topology, "--guidance-scale", "1", "--cache", cache)
-    run = subprocess.run(
-        [*(torchrun if started_by == "torchrun" else []), *command],
-        env=os.environ | {"COLUMNS": "160"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert run.returncode == 0, run.stderr
-    table = [[cell.strip() for cell in line.split("│")[1:-1]] for line in run.stdout.splitlines() if "│" in line]
+    output = str(tmp_path / "out.safetensors")
+    arguments = ["generate", str(single), *SHOW, "--output", output, "--guidance-scale", "1", "--cache", cache]
+    if started_by == "torchrun":
+        done = ranks.run(2, generate_as_torchrun_would, arguments, topology)
+    else:
+        result = invoke(*arguments, "--topology", topology, COLUMNS="160")
+        done = [(result.exit_code, result.output if result.exit_code else result.stdout)]
+    assert [code for code, _ in done] == [0] * len(done), done
+    printed = "".join(text for _, text in done)
+    table = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if "│" in line]
     assert [(branch, stage, reused) for _, branch, stage, _, reused, *_ in table] == rows
-    assert run.stdout.count("expert ┃") == 1
-    assert run.stdout.count("never fired") == (not fired)
+    assert printed.count("expert ┃") == 1
+    assert printed.count("never fired") == (not fired)
 
 
 def test_two_torchrun_agents_make_one_world(single: Path, one_rank: bytes, tmp_path: Path) -> None:

@@ -104,6 +104,8 @@ def test_what_one_rank_logs_as_sent_its_peer_logs_as_received(ranks: RankPool, t
                 for log, kind, other in ((sender.log, "send", peer), (runs[peer].log, "receive", sender.rank))
             )
             assert sent == received
+        delivered, sent_to = ([e.peers for e in sender.log if e.kind == kind] for kind in ("delivered", "send"))
+        assert delivered == sent_to
     hidden, latents = ((2, 8, 24), "torch.bfloat16"), ((2, 4, 2, 4, 4), "torch.float32")
     assert [(e.shape, e.dtype) for e in runs[0].log if e.kind in ("send", "receive")] == [hidden, latents] * 4
     assert [(e.shape, e.dtype) for e in runs[1].log if e.kind == "gather"] == [((2, 4, 2, 4, 4), "torch.bfloat16")] * 4

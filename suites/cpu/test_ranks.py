@@ -52,7 +52,7 @@ def test_a_rank_without_a_value_is_an_outcome_and_never_a_pass(
 ) -> None:
     ranks.run(2, misbehave, "nothing", -1)  # started, so that the time-out is the job's alone
     with pytest.raises(RanksFailed, match=f"rank {culprit}: {kind}") as failed:
-        ranks.run(2, misbehave, manner, culprit, timeout=3.0)
+        ranks.run(2, misbehave, manner, culprit, timeout=2.0)
     outcomes = failed.value.outcomes
     assert outcomes[culprit].kind == kind
     assert text in outcomes[culprit].text
@@ -77,11 +77,13 @@ def fail_to_rendezvous_on_rank_1() -> str:
         return "did not try"
     try:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=1))
-    except dist.DistError as error:
-        return type(error).__name__
+    except RuntimeError as error:
+        return str(error)
     return "succeeded"
 
 
 def test_a_failed_rendezvous_does_not_make_a_rank_miss_the_next(ranks: RankPool) -> None:
-    assert ranks.run(2, fail_to_rendezvous_on_rank_1) == ["did not try", "DistStoreError"]
+    first, second = ranks.run(2, fail_to_rendezvous_on_rank_1)
+    assert first == "did not try"
+    assert "timeout" in second
     assert ranks.run(2, misbehave, "nothing", -1, timeout=20.0) == [0, 1]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from suites.sequence import BASE, REFUSED, REQUESTS, fresh, result
-from suites.support import born_since, live_tensors, load_engine
+from suites.support import births, load_engine
 from wanref.denoise import RequestAborted
 from wanref.observe import Event, StepEvent, TensorEvent
 from wanref.pipeline import WanReference
@@ -184,7 +184,7 @@ def complete(engine: WanReference) -> None:
 def test_no_tensor_of_a_request_outlives_it(tiny: Callable[..., Path], mishap: Callable[[WanReference], None]) -> None:
     engine = load_engine(tiny(layout="dual"))
     engine(BASE)  # what libraries build when they are first used
-    before = live_tensors()
-    mishap(engine)
-    engine.observer = None
-    assert born_since(before) == []
+    with births() as born:
+        mishap(engine)
+        engine.observer = None
+        assert born() == []

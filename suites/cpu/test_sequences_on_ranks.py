@@ -9,7 +9,7 @@ import pytest
 
 from oracle.evidence.ranks import RankPool
 from suites.sequence import BASE, REQUESTS, Result, fresh
-from suites.support import born_since, live_tensors, load_engine, observed
+from suites.support import births, load_engine, observed, settled
 from wanref.denoise import RequestAborted
 from wanref.observe import Event, ExchangeEvent
 from wanref.pipeline import WanReference
@@ -25,11 +25,11 @@ def sequence_on_ranks(folder: Path) -> dict[str, Any]:
     unguided = replace(BASE, guidance_scale=1)
     said: dict[str, Any] = {"fresh": observed(engine, BASE).result}
     engine.observer = None
-    before = live_tensors()
     for name, request, aborter in (("rank 0", BASE, 0), ("rank 3", BASE, 3), ("idle rank 2", unguided, 2)):
-        said[f"abort on {name}"] = aborted_step(engine, request, rank == aborter)
-        engine.observer = None
-        said[f"tensors after abort on {name}"] = born_since(before)
+        with births() as born:
+            said[f"abort on {name}"] = aborted_step(engine, request, rank == aborter)
+            engine.observer = None
+            said[f"tensors after abort on {name}"] = settled(born)
         said[f"sends after abort on {name}"] = len(engine.exchange._sends)
         said[f"after abort on {name}"] = observed(engine, REQUESTS[9]).result
         engine.observer = None
