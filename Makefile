@@ -28,7 +28,7 @@ test: lint ## lint, types, the cpu tests, and the gpu tests in rehearsal on the 
 	$(CPU_PYTEST) -n $(WORKERS) -m cpu --junitxml artifacts/junit/cpu.xml
 	$(CPU_PYTEST) -m gpu --rehearse --junitxml artifacts/junit/rehearsal.xml
 
-demo: $(STAMP) ## generate videos in every topology and compare them; see artifacts/demo
+demo: $(STAMP) ## videos in every topology, compared, and the oracle's page of them; see artifacts/demo
 	$(BIN)/python -m suites.demo --artifacts artifacts/demo
 
 bench: $(STAMP) ## measure against diffusers; see artifacts/bench.json

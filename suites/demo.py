@@ -23,6 +23,9 @@ from rich.table import Table
 from fixtures.contact_sheet import write_contact_sheet
 from oracle.evidence.ranks import RankPool
 from oracle.faults.scenario import Checkpoints
+from oracle.report.junit import cases_of, write_report
+from oracle.report.page import write_page
+from suites.browser import browsing, find_chromium, take_screenshots
 from suites.demo_verdicts import show_planted_fault, show_verdicts
 from wanref import Request, WanReference, parse_topology
 from wanref.files import write_video
@@ -107,17 +110,18 @@ def main(artifacts: Annotated[Path, typer.Option(help="Folder for the videos and
             progress.update(task, advance=1, description=what)
 
         traces = artifacts / "traces"
-        holds = show_verdicts(console, pool, CHECKPOINTS, TOPOLOGIES, traces, done)
-        pointed = show_planted_fault(console, pool, CHECKPOINTS, traces)
+        suites = show_verdicts(console, pool, CHECKPOINTS, TOPOLOGIES, traces, done)
+        suites.append(show_planted_fault(console, pool, CHECKPOINTS, traces))
     videos = _write_videos(artifacts, runs["pp1cfg1"])
     sheet = artifacts / "contact_sheet.png"
     write_contact_sheet(sheet, {f"{name}: {prompt}": r.video for (name, prompt), r in runs["pp1cfg1"].items()})
-    console.print(
-        f"videos   {videos[0].parent} ({len(videos)} MP4s)\npicture  {sheet}\ntraces   {traces}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    sys.exit(1 if differing or not holds or not pointed else 0)
+    left = [f"videos   {videos[0].parent} ({len(videos)} MP4s)", f"picture  {sheet}", f"traces   {traces}"]
+    left += [f"page     {page}" for page in _write_pages(artifacts, traces)]
+    junit = artifacts / "junit.xml"
+    write_report(junit, suites)
+    console.print("\n".join([*left, f"junit    {junit}"]), highlight=False, soft_wrap=True)
+    holds = all(case.result.kind == "passed" for case in cases_of(suites))
+    sys.exit(1 if differing or not holds else 0)
 
 
 def _render(latents: torch.Tensor, video: np.ndarray) -> Render:
@@ -149,6 +153,18 @@ def _write_videos(artifacts: Path, renders: dict[Case, Render]) -> list[Path]:
         paths.append(artifacts / f"{name}-{prompt.replace(' ', '-')}.mp4")
         write_video(paths[-1], render.video, FPS)
     return paths
+
+
+def _write_pages(artifacts: Path, traces: Path) -> list[Path]:
+    """A page a checkpoint, and pictures of the first where there is a browser to take them."""
+    pages = [artifacts / f"{name}.html" for name in CHECKPOINTS]
+    for name, page in zip(CHECKPOINTS, pages, strict=True):
+        write_page(traces / name, page)
+    chromium = find_chromium()
+    if chromium is None:
+        return pages
+    with browsing(chromium) as browser:
+        return [*pages, *take_screenshots(browser, pages[0], artifacts)]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,13 @@
-"""The demo's second half: every contract held against recorded runs of both checkpoints, then one planted fault."""
+"""The demo's second half: every contract held against recorded runs of both checkpoints, then one planted fault.
+
+What came of it is left as a page for people and a JUnit file for CI.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +18,9 @@ from oracle.evidence.reader import open_trace
 from oracle.faults.catalogue import FAULTS
 from oracle.faults.scenario import Checkpoints
 from oracle.faults.trial import References, try_scenario
+from oracle.report.junit import Case, Result, Suite
 from oracle.report.tables import verdict_table
+from oracle.report.verdicts import as_suite
 from oracle.verdict.localise import locate
 from oracle.verdict.matrix import Matrix, judge_matrix, record_matrix
 from wanref.caching.spec import parse_cache
@@ -30,7 +37,7 @@ def matrix(name: str, checkpoint: Path, topologies: tuple[str, ...]) -> Matrix:
     """Eight steps of one request, under TeaCache and Cache-DiT."""
     teacache, dbcache = (TEACACHE + LOW, DBCACHE) if name == "dual" else (TEACACHE, DBCACHE.partition(",low_")[0])
     return Matrix(
-        checkpoint=str(checkpoint),
+        checkpoint=os.path.relpath(checkpoint),  # as it is shown on the page
         request=Request(prompt="a red circle moving left over stripes", steps=STEPS, guidance_scale=4.0, seed=7),
         topologies=topologies,
         caches={"teacache": parse_cache(teacache), "cache-dit": parse_cache(dbcache)},
@@ -45,22 +52,24 @@ def show_verdicts(
     topologies: tuple[str, ...],
     folder: Path,
     done: Callable[[str], object],
-) -> bool:
-    """Record and judge; True if every claim holds. Traces of an earlier demo make way."""
+) -> list[Suite]:
+    """Record and judge; a suite of claims a checkpoint. Traces of an earlier demo make way."""
     shutil.rmtree(folder, ignore_errors=True)
-    holds = True
+    suites = []
     for name, checkpoint in checkpoints.items():
         asked = matrix(name, checkpoint, topologies)
+        started = time.monotonic()
         failed = record_matrix(asked, folder / name, pool, lambda topology, of=name: done(f"oracle: {of} {topology}"))  # type: ignore[misc]
         rows = list(judge_matrix(asked, folder / name, failed))
         holding = sum(row.verdict.holds for row in rows)
         console.print(verdict_table(rows, f"{name}: {holding} of {len(rows)} claims hold"))
-        holds = holds and holding == len(rows)
-    return holds
+        suites.append(as_suite(name, rows, time.monotonic() - started))
+    return suites
 
 
-def show_planted_fault(console: Console, pool: RankPool, checkpoints: Checkpoints, folder: Path) -> bool:
-    """Plant one fault, and print where the oracle points; True if that is where it was planted."""
+def show_planted_fault(console: Console, pool: RankPool, checkpoints: Checkpoints, folder: Path) -> Suite:
+    """Plant one fault, and print where the oracle points; the case passes if that is where it was planted."""
+    started = time.monotonic()
     (fault,) = (each for each in FAULTS if each.id == FAULT)
     references = References(checkpoints, folder)
     trial = try_scenario(fault.scenario, fault.plant, references, pool, folder / "planted")
@@ -68,4 +77,5 @@ def show_planted_fault(console: Console, pool: RankPool, checkpoints: Checkpoint
     location = locate(reference, open_trace(folder / "planted"), trial.verdict)
     console.print(f"planted  {fault.id}: {fault.breaks} (as in {fault.source})", highlight=False)
     console.print(f"found    {'nothing' if location is None else location.sentence}", highlight=False)
-    return fault.pointed(trial.verdict)
+    result = Result() if fault.pointed(trial.verdict) else Result("failure", f"{fault.id} was not pointed at")
+    return Suite("planted", (Case("planted", fault.id, result),), time.monotonic() - started)
