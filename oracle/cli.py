@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from oracle.commands import diff, report, verify  # noqa: F401  # each adds its verb to the command
+from oracle.commands import audit, diff, report, verify  # noqa: F401  # each adds its verb to the command
 from oracle.commands.junit import junit
 from oracle.commands.traces import traces
 from wanref.checkpoint import open_checkpoint

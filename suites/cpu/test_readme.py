@@ -55,7 +55,7 @@ def recipe(target: str) -> list[str]:
 
 def test_the_readme_has_the_commands_that_this_file_knows() -> None:
     verbs = {command.split()[1] for command in COMMANDS if command.startswith("wanref")}
-    assert verbs == {"generate", "schedule", "inspect", "verify", "trace", "report", "junit"}
+    assert verbs == {"generate", "schedule", "inspect", "verify", "trace", "report", "junit", "audit"}
     assert set(COMMANDS) >= RUNS_THIS_TEST | NEEDS_GPUS | {DEMO}
 
 

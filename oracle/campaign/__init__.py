@@ -1,0 +1,1 @@
+"""How a cache profile is qualified: calibrate, freeze, accept."""

@@ -1,0 +1,27 @@
+"""Fn + Bn above the number of blocks is not checked: blocks run twice, and the output is wrong."""
+
+# subjects: cache-dit
+import sys
+
+import cache_dit
+import torch
+from diffusers import UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
+
+torch.manual_seed(0)
+sizes = dict(num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4, text_dim=16, freq_dim=16)
+model = WanTransformer3DModel(**sizes, ffn_dim=32, num_layers=4)
+texts = dict(prompt_embeds=torch.randn(1, 8, 16), negative_prompt_embeds=torch.randn(1, 8, 16))
+unipc = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)
+pipe = WanPipeline(None, None, None, unipc, model)
+asked = dict(
+    height=32, width=32, num_frames=5, num_inference_steps=8, guidance_scale=4.0, output_type="latent", **texts
+)
+render = lambda seed, **more: pipe(generator=torch.Generator().manual_seed(seed), **{**asked, **more}).frames
+plain = render(seed=1)
+many = cache_dit.DBCacheConfig(Fn_compute_blocks=3, Bn_compute_blocks=3, residual_diff_threshold=0.0)
+cache_dit.enable_cache(pipe, cache_config=many)
+ran = []
+model.blocks[1].ffn.register_forward_hook(lambda *_: ran.append(1))
+same = torch.equal(render(seed=1), plain)
+print(f"nothing is reused; block 1 of 4 ran {len(ran)} times in 16 calls; the latents are the plain ones: {same}")
+sys.exit(0 if same else 1)

@@ -1,0 +1,28 @@
+"""Enabling an enabled pipeline of stock cache-dit drops the second configuration in silence."""
+
+# subjects: cache-dit
+import sys
+
+import cache_dit
+import torch
+from diffusers import UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
+
+torch.manual_seed(0)
+sizes = dict(num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4, text_dim=16, freq_dim=16)
+model = WanTransformer3DModel(**sizes, ffn_dim=32, num_layers=4)
+texts = dict(prompt_embeds=torch.randn(1, 8, 16), negative_prompt_embeds=torch.randn(1, 8, 16))
+unipc = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)
+pipe = WanPipeline(None, None, None, unipc, model)
+asked = dict(
+    height=32, width=32, num_frames=5, num_inference_steps=8, guidance_scale=4.0, output_type="latent", **texts
+)
+render = lambda seed, **more: pipe(generator=torch.Generator().manual_seed(seed), **{**asked, **more}).frames
+plain, few = render(seed=1), dict(Fn_compute_blocks=1, max_warmup_steps=2)
+cache_dit.enable_cache(pipe, cache_config=cache_dit.DBCacheConfig(residual_diff_threshold=0.5, **few))
+cached = render(seed=1)
+cache_dit.enable_cache(pipe, cache_config=cache_dit.DBCacheConfig(residual_diff_threshold=0.0, **few))
+again = render(seed=1)
+print(
+    f"a threshold of 0 computes all: {torch.equal(again, plain)}; it is still the first: {torch.equal(again, cached)}"
+)
+sys.exit(1 if torch.equal(again, cached) and not torch.equal(cached, plain) else 0)

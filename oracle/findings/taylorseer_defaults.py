@@ -1,0 +1,23 @@
+"""TaylorSeer with its default modules hooks nothing of Wan, and says nothing."""
+
+# subjects: taylorseer
+import sys
+
+import torch
+from diffusers import TaylorSeerCacheConfig, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
+
+torch.manual_seed(0)
+sizes = dict(num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4, text_dim=16, freq_dim=16)
+model = WanTransformer3DModel(**sizes, ffn_dim=32, num_layers=4)
+texts = dict(prompt_embeds=torch.randn(1, 8, 16), negative_prompt_embeds=torch.randn(1, 8, 16))
+unipc = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)
+pipe = WanPipeline(None, None, None, unipc, model)
+asked = dict(
+    height=32, width=32, num_frames=5, num_inference_steps=8, guidance_scale=4.0, output_type="latent", **texts
+)
+render = lambda seed, **more: pipe(generator=torch.Generator().manual_seed(seed), **{**asked, **more}).frames
+plain = render(seed=1)
+pipe.transformer.enable_cache(TaylorSeerCacheConfig(cache_interval=2, disable_cache_before_step=2))
+hooked = sum(hasattr(module, "_diffusers_hook") for name, module in pipe.transformer.named_modules() if name)
+print(f"{hooked} modules hooked; the latents are those of no cache: {torch.equal(render(seed=1), plain)}")
+sys.exit(0 if hooked else 1)
