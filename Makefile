@@ -1,6 +1,6 @@
 # Every target sets up its own environment in .venv; Python 3.11 to 3.13 and make are all that a machine needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup lint test demo bench mutants gpu clean
+.PHONY: help setup lint test demo bench mutants replay gpu clean
 
 PYTHON ?= python3 python3.11 python3.12 python3.13
 WORKERS ?= 2
@@ -37,6 +37,9 @@ bench: $(STAMP) ## measure against diffusers; see artifacts/bench.json
 mutants: $(STAMP) ## plant every fault, run benign variants, and score the oracle; see artifacts/mutants.json
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/wanref mutants --single fixtures/micro --dual fixtures/micro-dual \
 	    --workers $(WORKERS) --output artifacts/mutants.json
+
+replay: $(STAMP) ## the oracle on releases before and after real fixes, from a package index; see docs/replay.md
+	$(BIN)/python -m suites.replay --output artifacts/replay.json
 
 gpu: $(STAMP) ## the gpu tests: make gpu CHECKPOINT=folder-or-hub-id [TOPOLOGY=pp2cfg2]
 	$(if $(CHECKPOINT),,$(error make gpu needs CHECKPOINT=folder-or-hub-id))

@@ -46,4 +46,4 @@ def _frames(files: list[Path]) -> Array:
             frames += [np.asarray(frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)]
     if not frames:
         raise ValueError("it has no frame")
-    return np.stack(frames).astype(np.float32) / 255
+    return np.stack(frames).astype(np.float32) / np.float32(255)

@@ -45,8 +45,9 @@ def load_stock(folder: Path | str, dtype: str = "float32", **components: Any) ->
     """As diffusers' documentation of Wan loads it: the VAE in float32."""
     from diffusers import AutoencoderKLWan, WanPipeline
 
-    vae = AutoencoderKLWan.from_pretrained(Path(folder) / "vae", dtype=torch.float32)
-    pipe = WanPipeline.from_pretrained(folder, vae=vae, dtype=getattr(torch, dtype), **components)
+    # The name that older releases know, too.
+    vae = AutoencoderKLWan.from_pretrained(Path(folder) / "vae", torch_dtype=torch.float32)
+    pipe = WanPipeline.from_pretrained(folder, vae=vae, torch_dtype=getattr(torch, dtype), **components)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -114,6 +115,11 @@ class Stock:
 
         with suppress(_OfTheCaller):
             self.pipe(**stock_arguments(request), output_type="latent", callback_on_step_end=callback)
+
+    def enable(self, mount: Mount) -> None:
+        """Put a cache on a pipeline that has none."""
+        mount.enable(self.pipe)
+        self._mount, self.name = mount, f"stock diffusers, {mount.name}"
 
     def disable(self) -> None:
         """Take the cache off."""
@@ -228,4 +234,13 @@ def stock_target(folder: Path | str, mount: Mount | None, dtype: str = "float32"
     if mount is None:
         return Target("diffusers", make(None), fail=Stock.fail)
     forced = None if mount.forced is None else make(mount.forced)
-    return Target(mount.name, make(mount), make(None), forced, Stock.fail, Stock.disable, mount.rule)
+    return Target(
+        name=mount.name,
+        fresh=make(mount),
+        plain=make(None),
+        forced=forced,
+        fail=Stock.fail,
+        disable=Stock.disable,
+        enable=lambda subject: subject.enable(mount),
+        rule=mount.rule,
+    )

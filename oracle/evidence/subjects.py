@@ -72,8 +72,8 @@ class Target:
     """What an audit needs: how to make the subject anew, each time with nothing behind it.
 
     plain: the same without its cache. forced: with the cache, told to reuse nothing; None where it cannot be told so.
-    fail: lets a request of the subject fail in the middle. disable: takes its cache off. rule: by which it decides, as
-    far as that is replayed.
+    fail: lets a request of the subject fail in the middle. disable: takes its cache off. enable: puts the
+    cache on a plain one. rule: by which it decides, as far as that is replayed.
     """
 
     name: str
@@ -82,6 +82,7 @@ class Target:
     forced: Callable[[], Subject] | None = None
     fail: Callable[[Any, Request], None] | None = None
     disable: Callable[[Any], None] | None = None
+    enable: Callable[[Any], None] | None = None
     rule: FirstBlockRule | None = None
 
 

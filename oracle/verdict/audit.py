@@ -27,6 +27,7 @@ CHECKS = (
     "repeats",
     "lifecycle",
     "after a failure",
+    "enabled late",
     "forced twin",
     "provenance",
     "decisions",
@@ -106,6 +107,15 @@ class _Audit:
         # Another seed of the same prompt: what is left of it is near enough to be taken for this one's.
         self._target.fail(subject, replace(self._request, seed=1234))
         return self._same(self._evidence, self._run(subject, self._request), "a run after one that failed")
+
+    def enabled_late(self) -> Result:
+        """The cache on a pipeline that has run without one."""
+        if self._target.enable is None or self._target.plain is None:
+            return _result(None, "it has no cache")
+        subject = self._target.plain()
+        self._run(subject, self._other)
+        self._target.enable(subject)
+        return self._same(self._evidence, self._run(subject, self._request), "a run with a cache that came later")
 
     def forced_twin(self) -> Result:
         if self._target.forced is None or self._target.plain is None:
