@@ -21,9 +21,9 @@ class Revision:
 
 
 @cache
-def revision_of(package: str) -> Revision:
-    """Of an importable package, once a process."""
-    version = importlib.metadata.version(package)
+def revision_of(package: str, distribution: str | None = None) -> Revision:
+    """Of an importable package, once a process. distribution: what it is installed as, if that has another name."""
+    version = importlib.metadata.version(distribution or package)
     spec = importlib.util.find_spec(package)
     folder = Path(spec.origin).parent if spec and spec.origin else None
     commit = None if folder is None else _git(folder, "rev-parse", "HEAD")
