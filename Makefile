@@ -1,6 +1,6 @@
 # Every target sets up its own environment in .venv; Python 3.11 to 3.13 and make are all that a machine needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup lint test demo bench mutants replay gpu clean
+.PHONY: help setup lint test demo bench mutants replay campaign gpu clean
 
 PYTHON ?= python3 python3.11 python3.12 python3.13
 WORKERS ?= 2
@@ -40,6 +40,9 @@ mutants: $(STAMP) ## plant every fault, run benign variants, and score the oracl
 
 replay: $(STAMP) ## the oracle on releases before and after real fixes, from a package index; see docs/replay.md
 	$(BIN)/python -m suites.replay --output artifacts/replay.json
+
+campaign: $(STAMP) ## qualify cache profiles on the micro checkpoint in four topologies; resumed where it was
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/wanref campaign run fixtures/campaigns/micro.toml artifacts/campaign/micro
 
 gpu: $(STAMP) ## the gpu tests: make gpu CHECKPOINT=folder-or-hub-id [TOPOLOGY=pp2cfg2]
 	$(if $(CHECKPOINT),,$(error make gpu needs CHECKPOINT=folder-or-hub-id))

@@ -13,6 +13,7 @@ import typer
 from rich.progress import Progress
 
 from oracle.commands import audit, diff, report, verify  # noqa: F401  # each adds its verb to the command
+from oracle.commands.campaign import campaign
 from oracle.commands.junit import junit
 from oracle.commands.traces import traces
 from wanref.checkpoint import open_checkpoint
@@ -22,6 +23,7 @@ MUTANTS = Path("artifacts/mutants.json")
 
 app.add_typer(traces, name="trace")
 app.add_typer(junit, name="junit")
+app.add_typer(campaign, name="campaign")
 
 
 def main() -> None:

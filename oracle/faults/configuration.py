@@ -66,7 +66,7 @@ FAULTS = (
         rerun(replace(NATIVE, request=replace(REQUEST, height=48))),
         Points("configuration"),
         _height_rounded,
-        caught_by="test_request.py",
+        caught_by="test_cases_configuration.py",
     ),
     Fault(
         "option-frames-grow-with-ranks",
@@ -116,5 +116,6 @@ FAULTS = (
         rerun(cached("pp1cfg1", LIVE + ",coefficients_low=2/0", "dual")),
         Points("decision", rank=0, step=3, branch="cond"),
         _one_table_for_both_experts,
+        caught_by="test_caching_finite.py",
     ),
 )

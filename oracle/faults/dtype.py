@@ -138,6 +138,6 @@ FAULTS = (
         topology("pp2cfg2"),
         Points("arithmetic", rank=3, step=4, block="scheduler"),
         _solver_in_bfloat16,
-        caught_by="test_topologies.py",
+        caught_by="test_caching_topologies.py",
     ),
 )

@@ -101,7 +101,7 @@ FAULTS = (
         rerun(cached("pp1cfg1", LIVE_DUAL + ",last=1", "dual")),
         Points("decision", rank=0, step=1, branch="cond"),
         _told_all_steps,
-        caught_by="test_cases_caching.py",
+        caught_by="test_cases_caching_arithmetic.py",
     ),
     Fault(
         "expert-one-state-for-both",
@@ -121,7 +121,7 @@ FAULTS = (
         rerun(DUAL),
         Points("configuration", step=2),
         _boundary_on_the_index,
-        caught_by="test_schedule.py",
+        caught_by="test_cases_configuration.py",
     ),
     Fault(
         "expert-fallback-to-the-other",
@@ -141,7 +141,7 @@ FAULTS = (
         rerun(replace(DUAL, request=replace(REQUEST, guidance_scale=6.0, guidance_scale_2=2.0))),
         Points("configuration", step=0),
         _guidance_swapped,
-        caught_by="test_schedule.py",
+        caught_by="test_stock_differences.py",
     ),
     Fault(
         "expert-time-embedding-of-the-other",

@@ -133,7 +133,7 @@ FAULTS = (
         rerun(cached("pp1cfg1", LIVE)),
         Points("decision", rank=0, step=1, branch="cond"),
         _change_swallowed,
-        caught_by="test_teacache.py",
+        caught_by="test_cases_caching_arithmetic.py",
     ),
     Fault(
         "no-op-signal-from-time-alone",

@@ -85,7 +85,7 @@ FAULTS = (
         rerun(NATIVE),
         Points("configuration", step=1),
         _shifted_twice,
-        caught_by="test_schedule.py",
+        caught_by="test_stock_differences.py",
     ),
     Fault(
         "schedule-shift-not-forwarded",
@@ -95,7 +95,7 @@ FAULTS = (
         rerun(replace(NATIVE, request=replace(REQUEST, flow_shift=7.0))),
         Points("configuration", step=1),
         _shift_not_forwarded,
-        caught_by="test_schedule.py",
+        caught_by="test_profile.py",
     ),
     Fault(
         "schedule-shift-of-first-request",
@@ -105,7 +105,7 @@ FAULTS = (
         used(NATIVE, Past(replace(OTHER, flow_shift=12.0))),
         Points("configuration", step=1),
         _shift_of_first_request,
-        caught_by="test_sequences.py",
+        caught_by="test_profile.py",
     ),
     Fault(
         "schedule-one-step-less",
@@ -115,7 +115,7 @@ FAULTS = (
         rerun(NATIVE),
         Points("configuration"),
         _one_step_less,
-        caught_by="test_schedule.py",
+        caught_by="test_stock_differences.py",
     ),
     Fault(
         "schedule-wrong-solver",
@@ -125,7 +125,7 @@ FAULTS = (
         rerun(NATIVE),
         Points("configuration", step=0),
         _wrong_solver,
-        caught_by="test_schedule.py",
+        caught_by="test_stock_differences.py",
     ),
     Fault(
         "schedule-last-order-not-lowered",
@@ -145,6 +145,6 @@ FAULTS = (
         topology("pp1cfg2"),
         Points("arithmetic", rank=0, step=3, block="scheduler"),
         _corrector_off_on_one_rank,
-        caught_by="test_topologies.py",
+        caught_by="test_stock.py",
     ),
 )

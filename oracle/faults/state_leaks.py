@@ -147,7 +147,7 @@ FAULTS = (
         used(cached("pp2cfg1", LIVE + ",first=3"), Past(OTHER)),
         Points(LEFT, rank=1, step=1, branch="cond"),
         _position_not_reset,
-        caught_by="test_cases_caching.py",
+        caught_by="test_caching_lifecycle.py",
     ),
     Fault(
         "leak-step-count-of-first-request",
@@ -157,7 +157,7 @@ FAULTS = (
         used(cached("pp1cfg1", LIVE + ",last=1"), Past(replace(OTHER, steps=4))),
         Points(LEFT, rank=0, step=3, branch="cond"),
         _sized_by_first_request,
-        caught_by="test_cases_caching.py",
+        caught_by="test_cases_caching_arithmetic.py",
     ),
     Fault(
         "leak-rotary-of-another-size",
