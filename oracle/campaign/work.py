@@ -169,7 +169,8 @@ def evaluator(setting: Setting, natives: Sequence[Shard], folder: Path, executor
                     f"search: no native shard is of the {len(item.pairs)} pairs from {item.pairs[0]} on."
                 )
             native, candidate = native_of[item.pairs], item.candidate
-            label = key_of(candidate.as_json())[:16]
+            # The setting is in it: a candidate may be tried in several, and each keeps its own files.
+            label = key_of(setting.key(), candidate.as_json())[:16]
             name = f"rows/{label}/{native.name.rpartition('/')[2]}"
             shard = rows_shard(setting, candidate.cache, candidate.steps, native, folder, name)
             shards.append(replace(shard, needs=()))  # the native ones are there: they need not be read in every round

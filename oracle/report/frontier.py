@@ -10,7 +10,7 @@ from markupsafe import Markup
 from oracle.report.plots import ticks
 
 WIDTH, HEIGHT = 460.0, 230.0
-LEFT, RIGHT, TOP, BOTTOM = 52.0, 10.0, 14.0, 34.0
+LEFT, RIGHT, TOP, BOTTOM = 52.0, 10.0, 24.0, 34.0
 HIGHEST = 3.0
 """In limits: what is worse than so many times the gate is drawn at the top, and its words say where it really is."""
 

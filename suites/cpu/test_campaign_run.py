@@ -25,6 +25,7 @@ from oracle.report import frontier as frontier_module
 from oracle.report.frontier import Dot, frontier
 from suites.cpu.command import invoke
 from wanref.caching.profile import read_profile, write_profile
+from wanref.checkpoint import open_checkpoint
 
 pytestmark = pytest.mark.cpu
 
@@ -231,3 +232,42 @@ def test_status_says_what_is_there_and_what_was_run_again(small: tuple[Path, int
     empty = invoke("campaign", "status", tmp_path)
     assert empty.exit_code == 2
     assert "no shard of a campaign is in it" in " ".join(empty.stderr.replace("│", " ").split())
+
+
+# What is committed.
+
+
+@pytest.mark.parametrize("topology", ["pp1cfg1", "pp1cfg2", "pp2cfg1", "pp2cfg2"])
+def test_a_committed_profile_is_qualified_by_evidence_that_names_its_calibration_and_its_gates_follow_from_its_rows(
+    topology: str,
+) -> None:
+    plan, profiles = read_plan(CAMPAIGNS / "micro.toml"), ROOT / "fixtures" / "profiles"
+    profile = read_profile(profiles / f"micro-{topology}.json")
+    acceptance = read_acceptance(profiles / f"micro-{topology}-acceptance.json")
+    calibration = read_calibration(profiles / f"micro-{topology[:3]}-calibration.json")
+    assert profile.qualified
+    assert replace(acceptance.profile, qualified=True) == profile
+    assert profile.identity.topology == topology
+    assert profile.identity.checkpoint == open_checkpoint(ROOT / "fixtures" / "micro").identity()
+    assert calibration.passed
+    assert calibration.digest() in profile.calibrated_on
+    assert calibration.digest() == acceptance.calibration
+    assert calibration.pairs == plan.calibration.pairs
+    assert acceptance.pairs == plan.acceptance.pairs
+    assert len(acceptance.rows) == 36
+    assert {name: outcome.passed for name, outcome in acceptance.outcomes().items()} == dict.fromkeys(
+        ("mean_ssim", "worst_ssim", "temporal_error", "latency"), True
+    )
+    assert acceptance.revision.dirty is False
+    told = next(line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith(f"| {topology} | 1"))
+    for name, places in (("mean_ssim", 4), ("worst_ssim", 4), ("temporal_error", 4), ("latency", 3)):
+        assert f" {acceptance.outcomes()[name].value:.{places}f}"[1:].lstrip("0") in told, name
+
+
+def test_a_committed_profile_renders_again_what_its_evidence_says(tmp_path: Path) -> None:
+    """One round of pairs. On another kind of CPU the bytes are others, and the gates must hold all the same."""
+    profile = ROOT / "fixtures" / "profiles" / "micro-pp1cfg1.json"
+    done = invoke("campaign", "verify", CAMPAIGNS / "micro.toml", profile, "--first", "1", COLUMNS="140")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count(": passed") == 4
+    assert re.search(r"\d of 4 pairs are byte for byte", done.stdout)
