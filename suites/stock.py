@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from oracle.evidence.stock import load_stock, stock_arguments
 from suites.support import fingerprint, load_engine, silence
 from wanref.checkpoint import Checkpoint, open_checkpoint
 from wanref.request import SCHEDULER_CLASSES, Request
@@ -31,15 +31,8 @@ class StockRun:
 
 
 def stock_pipeline(folder: Path | str, dtype: torch.dtype, device: str = "cpu", **components: Any) -> WanPipeline:
-    """As diffusers' documentation of Wan loads it: the VAE in float32."""
-    from diffusers import AutoencoderKLWan, WanPipeline
-
     silence()
-    opened = open_checkpoint(folder)
-    vae = AutoencoderKLWan.from_pretrained(opened.path / "vae", dtype=torch.float32)
-    pipe = WanPipeline.from_pretrained(opened.path, vae=vae, dtype=dtype, **components).to(device)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return load_stock(open_checkpoint(folder).path, str(dtype).removeprefix("torch."), **components).to(device)
 
 
 def run_stock(pipe: WanPipeline, request: Request, checkpoint: Checkpoint) -> StockRun:
@@ -51,41 +44,14 @@ def run_stock(pipe: WanPipeline, request: Request, checkpoint: Checkpoint) -> St
     option = "shift" if request.scheduler == "euler" else "flow_shift"
     own = getattr(diffusers, checkpoint.scheduler_class).from_config(dict(checkpoint.scheduler))
     pipe.scheduler = getattr(diffusers, name).from_config(own.config, **{option: shift})
-    optional = {
-        "negative_prompt": _text_or_list(request.negative_prompt),
-        "guidance_scale_2": request.guidance_scale_2,
-        "max_sequence_length": request.max_sequence_length,
-    }
     steps: list[torch.Tensor] = []
 
     def keep(pipe: Any, step: int, timestep: torch.Tensor, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         steps.append(tensors["latents"].clone())
         return tensors
 
-    video = pipe(
-        prompt=_text_or_list(request.prompt),
-        height=request.height,
-        width=request.width,
-        num_frames=request.frames,
-        num_inference_steps=request.steps,
-        guidance_scale=5.0 if request.guidance_scale is None else request.guidance_scale,
-        num_videos_per_prompt=request.videos_per_prompt,
-        generator=generators(request),
-        callback_on_step_end=keep,
-        **{option: value for option, value in optional.items() if value is not None},
-    ).frames
+    video = pipe(**stock_arguments(request), callback_on_step_end=keep).frames
     return StockRun(tuple(steps), video)
-
-
-def _text_or_list(texts: str | Sequence[str] | None) -> str | list[str] | None:
-    return texts if texts is None or isinstance(texts, str) else list(texts)
-
-
-def generators(request: Request) -> torch.Generator | list[torch.Generator]:
-    if isinstance(request.seed, Sequence):
-        return [torch.Generator().manual_seed(seed) for seed in request.seed]
-    assert request.seed is not None
-    return torch.Generator().manual_seed(request.seed)
 
 
 def same_bytes(output: Output, stock: StockRun) -> bool:

@@ -58,8 +58,6 @@ def stock_arguments(request: Request) -> dict[str, Any]:
     def plain(texts: str | Sequence[str] | None) -> str | list[str] | None:
         return texts if texts is None or isinstance(texts, str) else list(texts)
 
-    seeds = request.seed if isinstance(request.seed, Sequence) else (request.seed,)
-    drawn = [torch.Generator().manual_seed(seed) for seed in seeds if seed is not None]
     asked = {
         "prompt": plain(request.prompt),
         "negative_prompt": plain(request.negative_prompt),
@@ -70,9 +68,16 @@ def stock_arguments(request: Request) -> dict[str, Any]:
         "guidance_scale": request.guidance_scale,
         "guidance_scale_2": request.guidance_scale_2,
         "max_sequence_length": request.max_sequence_length,
-        "generator": drawn if isinstance(request.seed, Sequence) else next(iter(drawn), None),
+        "generator": None if request.seed is None else generators(request.seed),
     }
     return {"num_videos_per_prompt": request.videos_per_prompt} | {k: v for k, v in asked.items() if v is not None}
+
+
+def generators(seed: int | Sequence[int]) -> torch.Generator | list[torch.Generator]:
+    """One for all videos, or one for each, as diffusers takes them."""
+    if isinstance(seed, Sequence):
+        return [torch.Generator().manual_seed(each) for each in seed]
+    return torch.Generator().manual_seed(seed)
 
 
 class _OfTheCaller(Exception):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from suites.stock import both, generators, loaded, run_stock, same_bytes
+from oracle.evidence.stock import generators
+from suites.stock import both, loaded, run_stock, same_bytes
 from suites.support import fingerprint, observed
 from wanref.checkpoint import open_checkpoint
 from wanref.request import Request
@@ -101,7 +102,7 @@ def _honoured(folder: Path, request: Request) -> torch.Tensor:
     texts = pipe.encode_prompt(request.prompt, request.negative_prompt, max_sequence_length=512)
     pipe.scheduler.set_timesteps(request.steps)
     pipe.scheduler.set_begin_index(0)
-    latents = pipe.prepare_latents(1, 4, 32, 32, 5, torch.float32, "cpu", generators(request))
+    latents = pipe.prepare_latents(1, 4, 32, 32, 5, torch.float32, "cpu", generators(request.seed))
     for timestep in pipe.scheduler.timesteps:
         high = timestep >= pipe.config.boundary_ratio * 1000
         scale = request.guidance_scale if high else request.guidance_scale_2
