@@ -244,6 +244,8 @@ def _run_job(
                 # The pool's own time-out comes first: gloo's would make a broken connection of a hang.
                 timeout=datetime.timedelta(seconds=timeout + 60),
             )
+            # A rank whose job ends at once must not hang up on one that is still connecting.
+            dist.barrier()
         return Outcome("value", function(*args))
     except BaseException as error:  # whatever it is, it is this rank's outcome
         return Outcome("raised", value=f"{type(error).__name__}: {error}", text=traceback.format_exc())

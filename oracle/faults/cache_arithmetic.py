@@ -90,7 +90,7 @@ FAULTS = (
         twin(cached("pp2cfg1", FIXED)),
         Points("arithmetic", rank=1, step=2, branch="cond"),
         _added_once_per_block,
-        caught_by="test_residuals.py",
+        caught_by="test_caching_topologies.py",
     ),
     Fault(
         "sum-residual-of-another-input",
@@ -110,6 +110,7 @@ FAULTS = (
         twin(cached("pp1cfg1", FIXED)),
         Points("provenance", rank=0, step=5, branch="cond"),
         _not_kept_once,
+        caught_by="test_fixed_schedule.py",
     ),
     Fault(
         "sum-residual-written-to",
@@ -129,7 +130,7 @@ FAULTS = (
         rerun(cached("pp1cfg1", LIVE.replace("0.25", "0.7"))),
         Points("decision", rank=0, step=2, branch="cond"),
         _sum_counted_twice,
-        caught_by="test_teacache.py",
+        caught_by="test_cases_caching_arithmetic.py",
     ),
     Fault(
         "sum-decays",
@@ -139,7 +140,7 @@ FAULTS = (
         rerun(cached("pp2cfg1", LIVE.replace("0.25", "0.7"))),
         Points("decision", rank=0, step=2, branch="cond"),
         _sum_decays,
-        caught_by="test_teacache.py",
+        caught_by="test_cases_caching_arithmetic.py",
     ),
     Fault(
         "sum-relative-to-the-new",
@@ -159,7 +160,7 @@ FAULTS = (
         rerun(cached("pp1cfg1", PLANNED.replace("1/0", "-1/0"))),
         Points("decision", rank=0, step=1, branch="cond"),
         _sign_dropped,
-        caught_by="test_teacache.py",
+        caught_by="test_cases_caching_arithmetic.py",
     ),
     Fault(
         "sum-extrapolated-from-the-wrong-end",

@@ -128,7 +128,7 @@ FAULTS = (
         topology("pp2cfg1", dtype="bfloat16"),
         Points("arithmetic", rank=1, step=0, branch="cond", block=3),
         _modulation_in_bfloat16,
-        caught_by="test_stage_weights.py",
+        caught_by="test_topologies.py",
     ),
     Fault(
         "dtype-solver-in-bfloat16",

@@ -161,7 +161,7 @@ FAULTS = (
         topology("pp2cfg2"),
         Points("exchange", rank=2, step=3, block="scheduler"),
         _stale_latents_returned,
-        caught_by="test_topologies.py",
+        caught_by="test_sequences_on_ranks.py",
     ),
     Fault(
         "topology-cfg-silently-off",
