@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from oracle.evidence.subjects import FirstBlockRule
+from oracle.evidence.subjects import CountedRule, FirstBlockRule
 
 EVERY_TIMESTEP = (-1, 1001)
 
@@ -28,7 +28,7 @@ class Mount:
     disable: Callable[[Any], None]
     never: Mapping[str, Any] | None = None
     claims: Callable[[Any], int] | None = None
-    rule: FirstBlockRule | None = None
+    rule: FirstBlockRule | CountedRule | None = None
 
     def enable(self, pipe: Any) -> None:
         self.apply(pipe, self.options)
@@ -113,6 +113,8 @@ def mounts(steps: int) -> dict[str, Mount]:
             _hook("MagCacheConfig", mag_ratios=[1.0] * steps),
             _disable_hook,
             {"max_skip_steps": 0},
+            # Ratios of 1 never add an error: it skips as often in a row as it may.
+            rule=CountedRule(first=round(0.25 * steps), between=2),
         ),
         Mount(
             "taylorseer",
@@ -120,6 +122,7 @@ def mounts(steps: int) -> dict[str, Mount]:
             _hook("TaylorSeerCacheConfig"),
             _disable_hook,
             {"disable_cache_before_step": steps},
+            rule=CountedRule(first=2, between=1),
         ),
         Mount("sea-cache", {"threshold": 0.5}, _hook("SeaCacheConfig"), _disable_hook, {"threshold": 0.0}),
         Mount(
@@ -128,6 +131,7 @@ def mounts(steps: int) -> dict[str, Mount]:
             _hook("PyramidAttentionBroadcastConfig", current_timestep_callback=None),
             _disable_hook,
             {"spatial_attention_block_skip_range": 1},
+            rule=CountedRule(first=1, between=1),
         ),
         Mount(
             "faster-cache",

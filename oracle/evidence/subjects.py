@@ -68,6 +68,14 @@ class FirstBlockRule:
 
 
 @dataclass(frozen=True, slots=True)
+class CountedRule:
+    """Compute the first `first` calls of an expert and branch; then reuse at `between`, compute one, and so on."""
+
+    first: int
+    between: int
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """What an audit needs: how to make the subject anew, each time with nothing behind it.
 
@@ -83,7 +91,7 @@ class Target:
     fail: Callable[[Any, Request], None] | None = None
     disable: Callable[[Any], None] | None = None
     enable: Callable[[Any], None] | None = None
-    rule: FirstBlockRule | None = None
+    rule: FirstBlockRule | CountedRule | None = None
 
 
 class Wanref:

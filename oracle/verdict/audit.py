@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from oracle.evidence.subjects import Evidence, Subject, Target
+from oracle.evidence.subjects import CountedRule, Evidence, Subject, Target
 from oracle.verdict.align import align, spot_of
+from oracle.verdict.counted import replay_counted
 from oracle.verdict.first_block import replay_first_block
 from oracle.verdict.localise import first_difference
 from oracle.verdict.reuse import check_reuses
@@ -140,10 +141,13 @@ class _Audit:
         return _result(True if known else None, says if known else f"{says}: what it makes new is not looked at")
 
     def decisions(self) -> Result:
-        """Against our replay of its rule, from the values that entered and left its first block."""
+        """Against our replay of its rule, by counts, or from what entered and left its first block."""
         if self._target.rule is None:
             return _result(None, "its rule is not replayed here")
-        wrong, count = replay_first_block(align(self._evidence.trace), self._target.rule)
+        aligned, rule = align(self._evidence.trace), self._target.rule
+        wrong, count = (
+            replay_counted(aligned, rule) if isinstance(rule, CountedRule) else replay_first_block(aligned, rule)
+        )
         if wrong is not None:
             return _result(False, wrong)
         return _result(True, f"{count} decisions are those of its rule")

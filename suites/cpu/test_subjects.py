@@ -13,7 +13,7 @@ import pytest
 from oracle.evidence.mounts import Mount, mounts
 from oracle.evidence.reader import open_trace
 from oracle.evidence.stock import Stock, load_stock, quiet, stock_arguments, stock_target
-from oracle.evidence.subjects import Evidence, Recorded, Target, Wanref
+from oracle.evidence.subjects import CountedRule, Evidence, FirstBlockRule, Recorded, Target, Wanref
 from oracle.evidence.trace import TraceError
 from oracle.evidence.validate import check_trace
 from oracle.verdict.align import align
@@ -134,7 +134,7 @@ def said(target: Target, folder: Path) -> dict[str, tuple[bool | None, str]]:
         ("mag-cache", {"after a failure"}),
         ("taylorseer", {"after a failure"}),
         ("sea-cache", set()),
-        ("pyramid-attention-broadcast", {"provenance"}),
+        ("pyramid-attention-broadcast", {"provenance", "decisions"}),
         ("faster-cache", {"runs"}),
     ],
 )
@@ -144,6 +144,15 @@ def test_an_audit_of_each_cache_fails_where_its_findings_are_and_nowhere_else(
     results = said(stock_target(tiny(layout=layout), MOUNTS[name]), tmp_path)
     assert {check for check, (holds, _) in results.items() if holds is False} == fails, results
     assert list(results) == (list(CHECKS) if "runs" not in fails else ["runs"])
+
+
+@pytest.mark.parametrize("rule", [CountedRule(first=1, between=1), CountedRule(first=2, between=2)])
+def test_a_cache_that_counts_otherwise_than_its_rule_is_found(
+    tiny: Callable[..., Path], tmp_path: Path, rule: CountedRule
+) -> None:
+    own = stock_target(tiny(), MOUNTS["taylorseer"])
+    assert said(own, tmp_path / "own")["decisions"][0] is True
+    assert said(replace(own, rule=rule), tmp_path / "other")["decisions"][0] is False
 
 
 class Faulty(Stock):
@@ -184,7 +193,7 @@ def test_an_audit_finds_a_planted_fault(tiny: Callable[..., Path], tmp_path: Pat
         fresh=make(never if fault == "fires" else mount),
         disable=Faulty.disable,
         forced=make(mount) if fault == "forced twin" else right.forced,
-        rule=replace(mount.rule, threshold=0.0) if fault == "decisions" and mount.rule else right.rule,
+        rule=FirstBlockRule(threshold=0.0, folded=True) if fault == "decisions" else right.rule,
     )
     results = said(wrong, tmp_path)
     assert results[fault][0] is False, results
